@@ -1,0 +1,36 @@
+"""Flight recorder and inspector for RL post-training steps.
+
+Enters: batches, as the verbs of a recorder; leaves: a Parquet trace, and verdicts on it. ``import lineage`` is light:
+each public name is loaded when it is first used, and neither torch nor ray is ever imported by it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lineage.checks import check as check
+    from lineage.hooks import recording as record
+    from lineage.traces import open_trace as open
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "record": ("lineage.hooks", "recording"),
+    "open": ("lineage.traces", "open_trace"),
+    "check": ("lineage.checks", "check"),
+}
+
+__all__ = ["__version__", "check", "open", "record"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        module, attribute = _LAZY[name]
+        return getattr(import_module(module), attribute)
+    raise AttributeError(f"module 'lineage' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

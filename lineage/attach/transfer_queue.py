@@ -1,0 +1,213 @@
+"""TransferQueue's key-value interface, recorded: every put, get, tag and clear, with the stage open at the call.
+
+TransferQueue drops what it does not have without a word: a key that is not there, a field that one row lacks. The proxy
+returns what the queue returned and records what was asked beside what was got.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lineage.batch import items_of
+from lineage.elements import TAG_COLUMNS
+from lineage.keys import parse_key
+from lineage.recorder import current_stage
+from lineage.stage import NullStage, Stage
+
+_NUMERIC_TAGS = ("prompt_len", "response_len", "seq_len")
+
+
+class TracedQueue:
+    """Proxy of a queue. What it does not know it hands on.
+
+    Args:
+        queue: any object with ``kv_put kv_batch_put kv_batch_get kv_batch_get_by_meta kv_list kv_clear`` and their
+            ``async_`` twins. If it has ``global_indexes(keys, partition_id)`` and ``resident()``, rows carry the slots
+            of their keys and what is left after a clear.
+    """
+
+    def __init__(self, queue: Any) -> None:
+        self._queue = queue
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._queue, name)
+
+    # -- put ------------------------------------------------------------------------------------------------------
+
+    def kv_put(
+        self, key: str, partition_id: str, fields: Any = None, tag: Mapping[str, Any] | None = None, **options: Any
+    ) -> Any:
+        """Record one row's fields and tag, then put them."""
+        meta = self._queue.kv_put(key, partition_id, fields, tag, **options)
+        self._put([key], partition_id, fields, None if tag is None else [tag])
+        return meta
+
+    async def async_kv_put(
+        self, key: str, partition_id: str, fields: Any = None, tag: Mapping[str, Any] | None = None, **options: Any
+    ) -> Any:
+        """Async twin of :meth:`kv_put`."""
+        meta = await self._queue.async_kv_put(key, partition_id, fields, tag, **options)
+        self._put([key], partition_id, fields, None if tag is None else [tag])
+        return meta
+
+    def kv_batch_put(
+        self,
+        keys: Sequence[str],
+        partition_id: str,
+        fields: Any = None,
+        tags: Sequence[Mapping[str, Any]] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Put fields and tags of many keys, and record them."""
+        meta = self._queue.kv_batch_put(keys, partition_id, fields, tags, **options)
+        self._put(keys, partition_id, fields, tags)
+        return meta
+
+    async def async_kv_batch_put(
+        self,
+        keys: Sequence[str],
+        partition_id: str,
+        fields: Any = None,
+        tags: Sequence[Mapping[str, Any]] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Async twin of :meth:`kv_batch_put`."""
+        meta = await self._queue.async_kv_batch_put(keys, partition_id, fields, tags, **options)
+        self._put(keys, partition_id, fields, tags)
+        return meta
+
+    # -- get ------------------------------------------------------------------------------------------------------
+
+    def kv_batch_get(self, keys: Any, partition_id: str, select_fields: Any = None, **options: Any) -> Any:
+        """Get fields of many keys, and record what came beside what was asked."""
+        batch = self._queue.kv_batch_get(keys, partition_id, select_fields, **options)
+        self._got(keys, partition_id, select_fields, batch)
+        return batch
+
+    async def async_kv_batch_get(self, keys: Any, partition_id: str, select_fields: Any = None, **options: Any) -> Any:
+        """Async twin of :meth:`kv_batch_get`."""
+        batch = await self._queue.async_kv_batch_get(keys, partition_id, select_fields, **options)
+        self._got(keys, partition_id, select_fields, batch)
+        return batch
+
+    def kv_batch_get_by_meta(self, meta: Any, select_fields: Any = None, **options: Any) -> Any:
+        """Get the rows a batch descriptor names."""
+        batch = self._queue.kv_batch_get_by_meta(meta, select_fields, **options)
+        self._got(meta.keys, meta.partition_id, select_fields, batch)
+        return batch
+
+    async def async_kv_batch_get_by_meta(self, meta: Any, select_fields: Any = None, **options: Any) -> Any:
+        """Async twin of :meth:`kv_batch_get_by_meta`."""
+        batch = await self._queue.async_kv_batch_get_by_meta(meta, select_fields, **options)
+        self._got(meta.keys, meta.partition_id, select_fields, batch)
+        return batch
+
+    # -- clear ----------------------------------------------------------------------------------------------------
+
+    def kv_clear(self, keys: Any, partition_id: str, **options: Any) -> Any:
+        """Clear keys, and record which, and what is left."""
+        slots = self._slots(_listed(keys), partition_id)
+        done = self._queue.kv_clear(keys, partition_id, **options)
+        self._cleared(keys, partition_id, slots)
+        return done
+
+    async def async_kv_clear(self, keys: Any, partition_id: str, **options: Any) -> Any:
+        """Async twin of :meth:`kv_clear`."""
+        slots = self._slots(_listed(keys), partition_id)
+        done = await self._queue.async_kv_clear(keys, partition_id, **options)
+        self._cleared(keys, partition_id, slots)
+        return done
+
+    # -- rows -----------------------------------------------------------------------------------------------------
+
+    def _put(self, keys: Sequence[str], partition: str, fields: Any, tags: Sequence[Mapping[str, Any]] | None) -> None:
+        stage = current_stage()
+        if isinstance(stage, NullStage):
+            return
+        entity = _entity(keys, tags)
+        slots = self._slots(keys, partition)
+        if tags is not None:
+            stage.recorder.elements.note(keys, tags)
+            self._tagged(stage, keys, partition, entity, slots, tags)
+        if fields is not None:
+            columns = {"slot": slots} if slots is not None else None
+            stage.produce(fields, keys=keys, entity=entity, partition=partition, columns=columns)
+
+    def _tagged(
+        self,
+        stage: Stage,
+        keys: Sequence[str],
+        partition: str,
+        entity: str,
+        slots: Sequence[int] | None,
+        tags: Sequence[Mapping[str, Any]],
+    ) -> None:
+        columns: dict[str, Sequence[Any]] = {} if slots is None else {"slot": slots}
+        for tag, column in TAG_COLUMNS.items():
+            if any(tag in one for one in tags):
+                columns[column] = [one.get(tag) for one in tags]
+        stage.tag(keys, entity=entity, partition=partition, columns=columns)
+        for name in _NUMERIC_TAGS:
+            if all(one.get(name) is not None for one in tags):
+                values = [int(one[name]) for one in tags]
+                stage.record("tag", {name: values}, keys=keys, entity=entity, partition=partition, columns=columns)
+
+    def _got(self, keys: Any, partition: str, select_fields: Any, batch: Any) -> None:
+        stage = current_stage()
+        if isinstance(stage, NullStage):
+            return
+        asked = _listed(keys)
+        items = dict(items_of(batch))
+        got = len(next(iter(items.values()))) if items else 0
+        known = self._known(asked, partition) if got < len(asked) else set(asked)
+        missing = [key for key in asked if key not in known]
+        found = [key for key in asked if key in known]
+        context: dict[str, Any] = {"partition": partition, "asked_n": len(asked), "missing": missing}
+        if items:
+            slots = self._slots(found, partition)
+            columns = {"slot": slots} if slots is not None else None
+            stage.consume(batch, keys=found, entity=_entity(found, None), columns=columns, **context)
+        for field in _listed(select_fields or ()):
+            if field not in items:
+                stage.event("consume", field, entity=_entity(asked, None), container="TensorDict", **context)
+
+    def _cleared(self, keys: Any, partition: str, slots: Sequence[int] | None) -> None:
+        stage = current_stage()
+        names = _listed(keys)
+        if isinstance(stage, NullStage) or not names:
+            return
+        resident = getattr(self._queue, "resident", None)
+        left = resident() if resident is not None else None
+        columns = {"slot": slots} if slots is not None else None
+        by_entity: dict[str, list[str]] = {}
+        for key in names:
+            by_entity.setdefault(_entity([key], None), []).append(key)
+        for entity, some in by_entity.items():
+            stage.clear(
+                some,
+                entity=entity,
+                partition=partition,
+                resident=left,
+                columns=columns if len(by_entity) == 1 else None,
+            )
+        stage.recorder.elements.forget(names)
+
+    def _slots(self, keys: Sequence[str], partition: str) -> list[int] | None:
+        indexes = getattr(self._queue, "global_indexes", None)
+        return None if indexes is None else indexes(list(keys), partition)
+
+    def _known(self, keys: Sequence[str], partition: str) -> set[str]:
+        held = self._queue.kv_list(partition).get(partition, {})
+        return {key for key in keys if key in held}
+
+
+def _listed(keys: Any) -> list[str]:
+    return [keys] if isinstance(keys, str) else list(keys)
+
+
+def _entity(keys: Sequence[str], tags: Sequence[Mapping[str, Any]] | None) -> str:
+    """A prompt key is a bare uid and is tagged ``is_prompt``; everything else is a trajectory."""
+    if tags is not None and any(tag.get("is_prompt") for tag in tags):
+        return "prompt"
+    return "trajectory" if keys and parse_key(keys[0]) is not None else "prompt"

@@ -1,0 +1,83 @@
+"""What is known of each key: its tags and its slot, as the queue's calls told the recorder.
+
+Every row about a trajectory carries the tags of its keys, so that a check can tell padding from data in any stage. Most
+rows of a step share one list of keys, so the columns are kept per list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+# tag of the queue -> column of the schema
+TAG_COLUMNS: dict[str, str] = {
+    "is_padding": "is_padding",
+    "global_steps": "global_steps_tag",
+    "min_global_steps": "min_global_steps",
+    "max_global_steps": "max_global_steps",
+    "status": "status",
+    "expected": "expected",
+    "finish_reason": "finish_reason",
+    "num_turns": "num_turns",
+    "generated": "generated",
+}
+# tags that stay what they are while the key lives; status changes and is recorded where it is written
+_LASTING = (
+    "is_padding",
+    "global_steps",
+    "min_global_steps",
+    "max_global_steps",
+    "finish_reason",
+    "num_turns",
+    "generated",
+)
+
+_KEPT_LISTS = 64
+
+
+class Elements:
+    """Tags by key, and the columns made of them by list of keys."""
+
+    def __init__(self) -> None:
+        self._tags: dict[str, dict[str, Any]] = {}
+        self._columns: dict[tuple[str, ...], dict[str, list[Any]]] = {}
+
+    def note(self, keys: Sequence[str], tags: Sequence[Mapping[str, Any]]) -> None:
+        """Merge tags into what is known of ``keys``."""
+        for key, tag in zip(keys, tags, strict=True):
+            self._tags.setdefault(key, {}).update(tag)
+        self._columns.clear()
+
+    def forget(self, keys: Sequence[str]) -> None:
+        """Drop what is known of cleared keys."""
+        for key in keys:
+            self._tags.pop(key, None)
+        self._columns.clear()
+
+    def columns(self, keys: tuple[str, ...]) -> dict[str, list[Any]]:
+        """Tag columns of a list of keys; only those at least one key has a tag for.
+
+        A key that has tags but no ``is_padding`` is not padding.
+        """
+        known = self._columns.get(keys)
+        if known is None:
+            tags = [self._tags.get(key) for key in keys]
+            known = {}
+            for name in _LASTING:
+                values = [None if tag is None else tag.get(name) for tag in tags]
+                if name == "is_padding":
+                    values = [None if tag is None else bool(value) for tag, value in zip(tags, values, strict=True)]
+                if any(value is not None for value in values):
+                    known[TAG_COLUMNS[name]] = values
+            if len(self._columns) >= _KEPT_LISTS:
+                self._columns.clear()
+            self._columns[keys] = known
+        return known
+
+    def prompt_lengths(self, keys: Sequence[str]) -> NDArray[np.int64] | None:
+        """``(n,)`` prompt_len tags of the keys, or None where one is not known."""
+        values = [self._tags.get(key, {}).get("prompt_len") for key in keys]
+        return None if None in values else np.array(values, dtype=np.int64)

@@ -1,0 +1,27 @@
+"""The library's errors: each says in one line what is wrong, where, and how to mend it."""
+
+from __future__ import annotations
+
+
+class LineageError(Exception):
+    """Base of every error this library raises on purpose."""
+
+
+class UserError(LineageError):
+    """Bad input from a user. The command line prints it as one line and exits with 2."""
+
+
+class RecorderError(LineageError):
+    """The recorder could not start, or was used out of order."""
+
+
+class UsageError(LineageError):
+    """A call of the recorder that cannot be meant: an option or column it does not know, or of the wrong length."""
+
+
+class MissingExtraError(UserError):
+    """A feature needs an optional dependency that is not installed."""
+
+    def __init__(self, feature: str, extra: str, module: str | None = None) -> None:
+        missing = f" ({module} is missing)" if module else ""
+        super().__init__(f'{feature} needs the {extra!r} extra{missing}: pip install "rl-lineage[{extra}]"')

@@ -1,0 +1,302 @@
+"""The recorder of one process of a run: opens stages, takes their rows, seals steps.
+
+Tracing changes nothing: the recorder reads tensors, never writes them, draws no random number, and when it cannot keep
+up (a full disk, a field it cannot read) it counts what it dropped, says so in the trace, and lets training go on.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from lineage.batch import FieldColumn
+from lineage.buffers import record_batch
+from lineage.compact import compact
+from lineage.contents import Contents
+from lineage.elements import Elements
+from lineage.errors import RecorderError
+from lineage.row import FinishedRow, Row, joined_columns, joined_keys, joined_rows
+from lineage.run import RunInfo
+from lineage.stage import NullStage, Stage
+from lineage.writer import PARTS, PartWriter, StateFile
+
+log = logging.getLogger("lineage")
+
+_current: contextvars.ContextVar[Stage | None] = contextvars.ContextVar("lineage_stage", default=None)
+
+_WHY_KEPT = 20  # reasons for dropped rows kept in the trace
+
+
+class Recorder:
+    """Writes the trace of one process.
+
+    Args:
+        folder: run folder; parts go to ``folder/parts``, the trace to ``folder/trace.parquet``.
+        info: what the file says of the run.
+        process: name of this process (``driver``, ``actor:0``).
+        rank: global rank, for a ranked process.
+        coord: position in each parallel dimension, for a ranked process.
+        every: trace one step of so many, the first one always.
+        keep_steps: keep about the last so many steps while running; None keeps all.
+        reuse: compute the statistics of equal contents of a step once.
+
+    Raises:
+        RecorderError: the folder cannot be written. A recorder that cannot start stops the run.
+    """
+
+    enabled = True
+
+    def __init__(
+        self,
+        folder: Path,
+        info: RunInfo,
+        *,
+        process: str = "driver",
+        rank: int | None = None,
+        coord: Mapping[str, int] | None = None,
+        every: int = 1,
+        keep_steps: int | None = None,
+        reuse: bool = True,
+    ) -> None:
+        self.folder = Path(folder)
+        self.info = info
+        self.elements = Elements()
+        self.global_steps = 0
+        self.on_step_sealed: Callable[[int, pa.RecordBatch], None] | None = None
+        self._constants = {"run_id": info.run_id, "process": process, "rank": rank}
+        self._coord = dict(coord) if coord else None
+        self._every = every
+        self._reuse = reuse
+        self._seq = 0
+        self._open_stages: list[Stage] = []
+        self._finished: list[FinishedRow] = []
+        self._contents = Contents(reuse)
+        self._written: dict[tuple[Any, ...], tuple[str | None, int]] = {}
+        self._closed = False
+        try:
+            parts = self.folder / PARTS
+            self._writer = PartWriter(parts, process, keep_steps)
+            self._state = StateFile(parts, process)
+            info.write(parts)
+        except OSError as error:
+            raise RecorderError(
+                f"cannot write a trace to {self.folder}: {error.strerror or error}; "
+                "choose a folder that can be written, or set trace.enabled=false"
+            ) from error
+
+    # -- the verbs of a run ---------------------------------------------------------------------------------------
+
+    def step(self, global_steps: int) -> None:
+        """Name the step that begins. Steps count from 1; 0 is what happens before the first."""
+        if self._pending:
+            self.seal()
+        self.global_steps = global_steps
+        self._state.state["open_step"] = global_steps if self.tracing else None
+        self._state.write()
+
+    @contextmanager
+    def stage(
+        self, name: str, *, producer: str | None = None, consumer: str | None = None, **context: Any
+    ) -> Iterator[Stage]:
+        """Open a stage; what is recorded inside belongs to it.
+
+        Args:
+            name: stage name, one of ``vocabulary.STAGES`` or your own.
+            producer: the component at work.
+            consumer: the component that reads what it makes.
+            context: context columns for every row of the stage.
+        """
+        if not self.tracing:
+            yield NULL_STAGE  # type: ignore[misc]
+            return
+        parent = _current.get()
+        nested = parent is not None and parent.recorder is self
+        if nested and parent is not None:
+            stage = parent.children.get(name)
+            if stage is None:
+                stage = parent.children[name] = Stage(self, name, producer, consumer, {**parent.context, **context})
+        else:
+            stage = Stage(self, name, producer, consumer, context)
+        self._open_stages.append(stage)
+        token = _current.set(stage)
+        try:
+            yield stage
+        finally:
+            _current.reset(token)
+            if not nested:
+                stage.close()
+
+    def seal(self) -> None:
+        """End the step: its rows go to disk as one batch."""
+        for stage in self._open_stages:
+            stage.close()  # a late writer's rows, and stages still open across the step
+        self._open_stages.clear()
+        rows, contents = self._finished, self._contents
+        self._finished, self._contents = [], Contents(self._reuse)
+        self._written.clear()
+        state = self._state.state
+        step, state["open_step"] = self.global_steps, None
+        if rows:
+            try:
+                contents.evaluate()
+                batch = record_batch(rows, contents, {**self._constants, "global_steps": step})
+                self._writer.write(batch, step)
+            except Exception as error:
+                self.drop(len(rows), f"{type(error).__name__}: {error}")
+            else:
+                if not state["steps"] or state["steps"][-1] != step:
+                    state["steps"].append(step)
+                if self.on_step_sealed is not None:
+                    self.on_step_sealed(step, batch)
+        self._state.write()
+
+    def close(self, error: BaseException | None = None) -> Path | None:
+        """Seal what is open and compact the parts to ``trace.parquet``.
+
+        Args:
+            error: what ended the run, if it did not end in order. The step it was in is then torn.
+
+        Returns:
+            The trace, or None where only the parts could be kept.
+        """
+        if self._closed:
+            return None
+        self._closed = True
+        state = self._state.state
+        if error is not None and (state["open_step"] is not None or self._pending):
+            state["torn"].append(self.global_steps)
+        if self._pending:
+            self.seal()
+        state["open_step"] = None
+        state["closed"] = error is None
+        if error is not None:
+            state["error"] = f"{type(error).__name__}: {error}"[:300]
+        try:
+            self._writer.seal(self.global_steps)
+            self._state.close()
+            return compact(self.folder)
+        except (OSError, pa.ArrowException) as failure:
+            log.error("lineage: the trace stays in parts under %s: %s", self.folder / PARTS, failure)
+            return None
+
+    # -- what stages and adapters call ----------------------------------------------------------------------------
+
+    @property
+    def tracing(self) -> bool:
+        """True in a step that is traced (``trace.every``)."""
+        return self.global_steps == 0 or (self.global_steps - 1) % self._every == 0
+
+    def reserve(self, count: int) -> int:
+        """Take ``count`` event numbers for rows that will be made later; the first of them."""
+        first = self._seq + 1
+        self._seq += count
+        return first
+
+    def new_row(self, scalars: dict[str, Any], item: FieldColumn | None) -> Row:
+        """Start a row: number it, stamp it, and describe its container."""
+        self._seq += 1
+        scalars["time_ns"] = time.time_ns()
+        scalars.setdefault("coord", self._coord)
+        if item is not None:
+            scalars.setdefault("span", item.span)
+            scalars.update(
+                layout=item.layout,
+                dtype=item.dtype,
+                device=item.device,
+                shape=item.shape,
+                nbytes=item.nbytes,
+                requires_grad=item.requires_grad,
+            )
+        self._link(scalars)
+        return Row(self._seq, scalars)
+
+    def finish(self, row: Row) -> None:
+        """Take a row whose stage has ended."""
+        try:
+            self._finished.append(self._finished_row(row))
+        except Exception as error:
+            where = f"{row.scalars['stage']}.{row.scalars['op']}.{row.scalars['field']}"
+            self.drop(1, f"{where}: {type(error).__name__}: {error}")
+
+    def drop(self, rows: int, why: str) -> None:
+        """Count rows that were lost, and remember why: the trace will say that it is incomplete."""
+        dropped = self._state.state["dropped"]
+        if dropped["rows"] == 0:
+            log.warning("lineage: dropped rows of step %s (%s); the trace will say so", self.global_steps, why)
+        dropped["rows"] += rows
+        if self.global_steps not in dropped["steps"][-_WHY_KEPT:]:
+            dropped["steps"] = [*dropped["steps"], self.global_steps][-200:]
+        if why not in dropped["why"] and len(dropped["why"]) < _WHY_KEPT:
+            dropped["why"].append(why[:100])
+
+    def _finished_row(self, row: Row) -> FinishedRow:
+        pieces, scalars = row.pieces, row.scalars
+        n = sum(piece.n for piece in pieces)
+        keys = joined_keys(pieces)
+        columns = joined_columns(pieces)
+        if keys is not None and scalars["entity"] in ("trajectory", "prompt"):
+            columns = {**self.elements.columns(keys), **columns}
+        rows = joined_rows(pieces)
+        if rows is None:
+            return FinishedRow(row.seq, scalars, n, keys, columns)
+        if len(pieces) > 1 and scalars.get("shape"):
+            scalars["shape"] = (n, *scalars["shape"][1:])
+            scalars["nbytes"] = rows.values.nbytes
+        first = next(piece.item for piece in pieces if piece.item is not None)
+        return FinishedRow(row.seq, scalars, n, keys, columns, self._contents.add(rows), first.width, rows.cuts)
+
+    def _link(self, scalars: dict[str, Any]) -> None:
+        """Remember who wrote a field of the queue, and tell a reader of it who that was."""
+        partition = scalars.get("partition")
+        if partition is None:
+            return
+        where = (partition, scalars["entity"], scalars["field"])
+        if scalars["op"] == "produce":
+            self._written[where] = (scalars.get("producer"), self._seq)
+        elif scalars["op"] == "consume" and where in self._written:
+            producer, seq = self._written[where]
+            scalars["producer"] = scalars.get("producer") or producer
+            scalars["parent"] = {"process": self._constants["process"], "seq": seq}
+
+    @property
+    def _pending(self) -> bool:
+        return bool(self._finished or self._open_stages)
+
+
+class NullRecorder:
+    """The recorder that is off: the same verbs, nothing done, nothing written."""
+
+    enabled = False
+    tracing = False
+    folder: Path | None = None
+    global_steps = 0
+
+    def step(self, global_steps: int) -> None:
+        """Do nothing."""
+
+    @contextmanager
+    def stage(self, name: str, **options: Any) -> Iterator[NullStage]:
+        """A stage whose verbs do nothing."""
+        yield NULL_STAGE
+
+    def seal(self) -> None:
+        """Do nothing."""
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Do nothing."""
+
+
+NULL_STAGE = NullStage()
+NULL_RECORDER = NullRecorder()
+
+
+def current_stage() -> Stage | NullStage:
+    """The innermost open stage of this task, or one whose verbs do nothing."""
+    return _current.get() or NULL_STAGE

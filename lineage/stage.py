@@ -1,0 +1,423 @@
+"""The verbs of a stage: what a loop calls to say that a batch was produced, consumed, compared, reordered, cleared.
+
+A stage collects rows while it is open. Records with the same identity (op, field, mini-batch, ...) are one row, their
+elements in the order of the events. A stage opened inside another is one stage however often it is entered, and ends
+with the outer one; whoever records into a stage that has ended starts a later row.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import numpy as np
+
+from lineage.batch import MASK_FIELDS, FieldColumn, column, container_name, items_of, padding_of, to_numpy
+from lineage.context import LossTerm, Optim, Resident, Weights
+from lineage.errors import UsageError
+from lineage.gather import FEW, Gather, Kind, small_pieces
+from lineage.row import CONTEXT_NAMES, Piece, Row
+from lineage.statistics.pairs import pair_statistics
+
+if TYPE_CHECKING:
+    from lineage.recorder import Recorder
+
+Keys = Sequence[str]
+Columns = Mapping[str, Sequence[Any]]
+Verb = TypeVar("Verb", bound=Callable[..., None])
+
+
+def _guarded(verb: Verb) -> Verb:
+    """A verb that fails on its input counts a lost row and lets training go on; a misspelt option is the caller's."""
+
+    @functools.wraps(verb)
+    def guarded(self: Stage, *args: Any, **options: Any) -> None:
+        try:
+            verb(self, *args, **options)
+        except UsageError:
+            raise
+        except Exception as error:
+            self.recorder.drop(1, f"{self.name}.{verb.__name__}: {type(error).__name__}: {error}")
+
+    return cast(Verb, guarded)
+
+
+class Stage:
+    """One open stage of one step. Made by :meth:`lineage.recorder.Recorder.stage`.
+
+    Args:
+        recorder: where the rows go.
+        name: stage name, one of ``vocabulary.STAGES`` or the user's own.
+        producer: component that acts in this stage, e.g. ``ActorRolloutRefWorker.compute_log_prob``.
+        consumer: component that reads what the stage produces, if it is known.
+        context: context columns that hold for every row of the stage.
+    """
+
+    def __init__(
+        self, recorder: Recorder, name: str, producer: str | None, consumer: str | None, context: Mapping[str, Any]
+    ) -> None:
+        self.recorder = recorder
+        self.name = name
+        self.producer = producer
+        self.consumer = consumer
+        self.context = dict(context)
+        self.children: dict[str, Stage] = {}
+        self._rows: dict[tuple[Any, ...], Row] = {}
+        self._masks: dict[tuple[str, ...], FieldColumn] = {}
+        self._gathers: dict[tuple[Any, ...], Gather] = {}
+
+    @_guarded
+    def record(
+        self,
+        op: str,
+        batch: Any,
+        *,
+        keys: Keys | None = None,
+        entity: str = "trajectory",
+        mask: Any = None,
+        columns: Columns | None = None,
+        lengths: Mapping[str, Sequence[int]] | None = None,
+        left_padded: Sequence[str] = ("prompts",),
+        fields: Sequence[str] | None = None,
+        **context: Any,
+    ) -> None:
+        """Record every field of ``batch`` with one op.
+
+        Args:
+            op: one of ``vocabulary.OPS``.
+            batch: TensorDict, DataProto-shaped object or dict of tensors, arrays and lists, ``n`` rows each.
+            keys: ``(n,)`` key of each row; taken from the batch's ``key`` or ``uid`` field when not given.
+            entity: what one row is.
+            mask: ``(n, response_len)`` mask the fields are seen under; the batch's ``response_mask`` when not given,
+                else the one this stage consumed for the same keys.
+            columns: element columns by schema name (``finish_reason``, ``num_turns``, ``source_index`` ...).
+            lengths: valid lengths of padded tensors by span; read from ``attention_mask`` when not given.
+            left_padded: fields whose padding is on the left.
+            fields: record only these.
+            context: context columns (``mini_batch``, ``weights``, ``sampling``, ``attrs`` ...).
+        """
+        items = dict(items_of(batch))
+        if fields is not None:
+            items = {name: value for name, value in items.items() if name in fields}
+        names = tuple(keys) if keys is not None else _keys_of(items)
+        context["container"] = context.get("container") or container_name(batch)
+        if names is not None and len(names) <= FEW and mask is None and lengths is None:
+            small = small_pieces(items)
+            if small is not None:
+                self._gather(op, entity, names, small, columns, context)
+                return
+        padding = padding_of(items, lengths, left_padded)
+        made = {name: column(name, value, padding) for name, value in items.items()}
+        seen = made.get("response_mask") if mask is None else column("response_mask", mask, padding)
+        self._emit(op, entity, made, names, seen, columns, context)
+
+    def produce(self, batch: Any, **options: Any) -> None:
+        """Record a batch this stage made. Options as for :meth:`record`, here and below."""
+        self.record("produce", batch, **options)
+
+    def consume(self, batch: Any, **options: Any) -> None:
+        """Record a batch this stage read."""
+        self.record("consume", batch, **options)
+
+    def forward(self, batch: Any, **options: Any) -> None:
+        """Record what a forward pass gave."""
+        self.record("forward", batch, **options)
+
+    def generate(self, batch: Any, **options: Any) -> None:
+        """Record what the engine was sent and what it returned."""
+        self.record("generate", batch, **{"entity": "request", **options})
+
+    def score(self, batch: Any, **options: Any) -> None:
+        """Record scores."""
+        self.record("score", batch, **options)
+
+    def pad(self, batch: Any, **options: Any) -> None:
+        """Record a batch after padding: nested to dense, or rows added."""
+        self.record("pad", batch, **options)
+
+    def unpad(self, batch: Any, **options: Any) -> None:
+        """Record a batch after its padding was taken off."""
+        self.record("unpad", batch, **options)
+
+    @_guarded
+    def compare(
+        self,
+        field: str,
+        a: Any,
+        against: str,
+        b: Any,
+        *,
+        mask: Any = None,
+        keys: Keys | None = None,
+        lengths: Mapping[str, Sequence[int]] | None = None,
+        **context: Any,
+    ) -> None:
+        """Record how two versions of one field differ, row by row, under the mask.
+
+        Args:
+            field: name of ``a``.
+            a: ``(n, response_len)``, jagged or padded.
+            against: name of ``b``.
+            b: the other side, of the same lengths.
+            mask: which tokens count; all valid ones when not given.
+            keys: ``(n,)`` key of each row.
+            lengths: valid lengths by span, when the tensors are padded.
+        """
+        padding = padding_of({}, lengths) if lengths is not None else None
+        left, right = column(field, a, padding), column(against, b, padding)
+        if not np.array_equal(left.rows.lengths, right.rows.lengths):
+            # lengths that differ are the finding, and the rows of the two fields show it: there is nothing to compare
+            return
+        mask_column = None if mask is None else column("response_mask", mask, padding)
+        keep = _flat_mask(left, mask_column)
+        if keep is None:
+            keep = _window(left)
+        pairs = pair_statistics(
+            left.rows.values.astype(np.float64), right.rows.values.astype(np.float64), left.rows.lengths, keep
+        )
+        row = self._row("compare", "trajectory", field, left, {"against": against, **context})
+        names = None if keys is None else tuple(keys)
+        row.pieces.append(Piece(names, left.rows.n, None, None, None, vars(pairs)))
+
+    def reorder(self, keys: Keys, *, source_index: Sequence[int], **options: Any) -> None:
+        """Record a new order of rows: ``keys`` as they are now, and where each was before."""
+        self._keys_only("reorder", keys, {"source_index": source_index}, options)
+
+    def filter(self, keys: Keys, **options: Any) -> None:
+        """Record a declared choice of rows; ``columns`` may carry ``status`` and ``reason``."""
+        self._keys_only("filter", keys, {}, options)
+
+    def split(self, keys: Keys, **options: Any) -> None:
+        """Record the rows of one mini-batch or micro-batch (``mini_batch``, ``ppo_epoch``, ``micro_batch``)."""
+        self._keys_only("split", keys, {}, options)
+
+    def dispatch(self, keys: Keys, **options: Any) -> None:
+        """Record the rows handed to one rank (``coord``)."""
+        self._keys_only("dispatch", keys, {}, options)
+
+    def keys(self, op: str, keys: Keys, **options: Any) -> None:
+        """Record a list of keys without content, e.g. a batch descriptor."""
+        self._keys_only(op, keys, {}, options)
+
+    def tag(self, keys: Keys, **options: Any) -> None:
+        """Record tags put on keys; ``columns`` carry them."""
+        self._keys_only("tag", keys, {}, {"field": "status", **options})
+
+    def clear(self, keys: Keys, *, resident: Resident | None = None, **options: Any) -> None:
+        """Record keys removed from the queue and what it still holds."""
+        self._keys_only("clear", keys, {}, {"field": "status", "resident": resident, **options})
+
+    @_guarded
+    def event(self, op: str, field: str, *, entity: str = "metric", **context: Any) -> None:
+        """Record a row without elements: sleep, wake, cache_reset, topology."""
+        self._new_row(op, entity, field, context).pieces.append(Piece(None, 0, None, None, None, None))
+
+    def loss(self, term: LossTerm, **context: Any) -> None:
+        """Record one term of the loss on one micro-batch."""
+        self.event("produce", "loss", loss=term, **context)
+
+    def optim_step(self, optim: Optim, *, weights: Weights | None = None, **context: Any) -> None:
+        """Record one optimiser step and the weights after it."""
+        self.event("optim_step", "grad_norm", optim=optim, weights=weights, **context)
+
+    @_guarded
+    def params(self, op: str, named_tensors: Mapping[str, Any], *, field: str = "parameters", **context: Any) -> None:
+        """Record named tensors, one element a tensor: a side of a weight sync, or the weights at the start."""
+        tensors = [to_numpy(tensor, copy=False).reshape(-1) for tensor in named_tensors.values()]
+        item = column(field, tensors, span="scalar")  # joins the tensors, so the values are a copy
+        names = tuple(named_tensors)
+        dtypes = sorted({str(t.dtype).removeprefix("torch.") for t in named_tensors.values()})
+        item.dtype = ",".join(dtypes)
+        piece = Piece(names, len(names), item, None, None, None)
+        self._new_row(op, "param", field, {"container": "dict", **context}, item).pieces.append(piece)
+
+    @_guarded
+    def metrics(self, values: Mapping[str, float], **context: Any) -> None:
+        """Record logged metrics by name."""
+        item = column("metrics", np.fromiter(values.values(), dtype=np.float64, count=len(values)))
+        piece = Piece(tuple(values), len(values), item, None, None, None)
+        self._row("produce", "metric", "metrics", item, {"container": "dict", **context}).pieces.append(piece)
+
+    def close(self) -> None:
+        """End the stage: its rows and those of the stages inside it go to the step."""
+        for child in self.children.values():
+            child.close()
+        self.children.clear()
+        gathers, self._gathers = self._gathers, {}
+        for gather in gathers.values():
+            self._emit_gathered(gather)
+        rows, self._rows = self._rows, {}
+        self._masks.clear()
+        for row in rows.values():
+            self.recorder.finish(row)
+
+    def _emit(
+        self,
+        op: str,
+        entity: str,
+        made: Mapping[str, FieldColumn],
+        names: tuple[str, ...] | None,
+        mask: FieldColumn | None,
+        columns: Columns | None,
+        context: Mapping[str, Any],
+    ) -> list[Row]:
+        """Add one piece a field to the rows of the stage."""
+        lens = None
+        if entity == "trajectory":
+            if "prompts" in made:
+                lens = made["prompts"].rows.valid_lengths
+            elif names is not None:
+                lens = self.recorder.elements.prompt_lengths(names)
+            if names is not None:
+                if mask is None:
+                    mask = self._masks.get(names)
+                else:
+                    self._masks[names] = mask
+        rows = []
+        for field, item in made.items():
+            piece = Piece(names, item.rows.n, item, _flat_mask(item, mask), _cuts(item, lens), columns)
+            row = self._row(op, entity, field, item, context)
+            row.pieces.append(piece)
+            rows.append(row)
+        return rows
+
+    def _gather(
+        self,
+        op: str,
+        entity: str,
+        names: tuple[str, ...],
+        small: tuple[tuple[Kind, ...], list[Any]],
+        columns: Columns | None,
+        context: Mapping[str, Any],
+    ) -> None:
+        kinds, pieces = small
+        identity = (op, entity, kinds, *_identity(context))
+        gather = self._gathers.get(identity)
+        if gather is None:
+            seq = self.recorder.reserve(len(kinds))
+            gather = self._gathers[identity] = Gather(op, entity, dict(context), kinds, seq, time.time_ns())
+        elif context.get("asked_n") is not None:
+            _add_asked(gather.context, context)
+        gather.add(names, pieces, columns)
+
+    @_guarded
+    def _emit_gathered(self, gather: Gather) -> None:
+        made = gather.fields()
+        names = tuple(gather.keys)
+        rows = self._emit(
+            gather.op, gather.entity, made, names, made.get("response_mask"), gather.element_columns(), gather.context
+        )
+        for number, row in enumerate(rows):
+            row.seq, row.scalars["time_ns"] = gather.seq + number, gather.time_ns
+
+    @_guarded
+    def _keys_only(self, op: str, keys: Keys, columns: Columns, options: dict[str, Any]) -> None:
+        entity = options.pop("entity", "trajectory")
+        field = options.pop("field", "key")
+        columns = {**columns, **(options.pop("columns", None) or {})}
+        names = tuple(keys)
+        context = {"container": "KVBatchMeta", **options}
+        self._row(op, entity, field, None, context).pieces.append(Piece(names, len(names), None, None, None, columns))
+
+    def _row(self, op: str, entity: str, field: str, item: FieldColumn | None, context: Mapping[str, Any]) -> Row:
+        identity = (op, entity, field, *_identity(context))
+        if item is not None:
+            identity += (item.layout, item.span, item.dtype)
+        row = self._rows.get(identity)
+        if row is None:
+            row = self._rows[identity] = self._make(op, entity, field, context, item)
+        elif context.get("asked_n") is not None:
+            _add_asked(row.scalars, context)
+        return row
+
+    def _new_row(
+        self, op: str, entity: str, field: str, context: Mapping[str, Any], item: FieldColumn | None = None
+    ) -> Row:
+        """A row of its own even where one of the same identity is open: events do not merge."""
+        row = self._make(op, entity, field, context, item)
+        self._rows[(op, field, row.seq)] = row
+        return row
+
+    def _make(self, op: str, entity: str, field: str, context: Mapping[str, Any], item: FieldColumn | None) -> Row:
+        unknown = context.keys() - CONTEXT_NAMES
+        if unknown:
+            raise UsageError(f"unknown context {sorted(unknown)}; known: {sorted(CONTEXT_NAMES)}")
+        scalars = {"stage": self.name, "op": op, "entity": entity, "field": field, **self.context, **context}
+        if "producer" not in context:
+            scalars["producer"] = self.producer if op not in ("consume", "clear") else None
+        if "consumer" not in context:
+            scalars["consumer"] = self.producer if op in ("consume", "clear") else self.consumer
+        return self.recorder.new_row(scalars, item)
+
+
+class NullStage:
+    """The twin that records nothing: every verb of :class:`Stage` is accepted and does nothing."""
+
+    name = ""
+
+    def _nothing(self, *args: Any, **options: Any) -> None:
+        return None
+
+    record = produce = consume = forward = generate = score = pad = unpad = compare = _nothing
+    reorder = filter = split = dispatch = keys = tag = clear = event = loss = optim_step = params = metrics = _nothing
+    close = _nothing
+
+
+# context that describes a row without telling it from another of the same stage
+_DESCRIPTIVE = frozenset({"asked_n", "missing", "attrs", "resident", "topology"})
+
+
+def _identity(context: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(
+        (name, tuple(value.items()) if isinstance(value, dict) else value)
+        for name, value in context.items()
+        if value is not None and name not in _DESCRIPTIVE
+    )
+
+
+def _add_asked(total: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Another get of the same fields in the same stage."""
+    total["asked_n"] += more["asked_n"]
+    total["missing"] = [*total["missing"], *more["missing"]]
+
+
+def _keys_of(items: Mapping[str, Any]) -> tuple[str, ...] | None:
+    for name in ("key", "uid"):
+        value = items.get(name)
+        if value is not None:
+            value = value.tolist() if hasattr(value, "tolist") else value
+            return tuple(str(key) for key in value)
+    return None
+
+
+def _flat_mask(item: FieldColumn, mask: FieldColumn | None) -> np.ndarray[Any, Any] | None:
+    """The mask in the field's container coordinates, where the two have the same rows; a mask is its own mask."""
+    if item.name in MASK_FIELDS:
+        mask = item
+    if mask is None or item.width != 1 or item.span != "response":
+        return None
+    if mask is not item and not np.array_equal(mask.rows.lengths, item.rows.lengths):
+        return None
+    flags: np.ndarray[Any, Any] = mask.rows.values != 0
+    return flags if mask.rows.valid is None else flags & _window(mask)
+
+
+def _window(item: FieldColumn) -> np.ndarray[Any, Any]:
+    """``(sum(lengths),)`` which container elements are data."""
+    rows = item.rows
+    if rows.valid is None:
+        return np.ones(len(rows.values), dtype=bool)
+    position = np.arange(len(rows.values)) - np.repeat(np.cumsum(rows.lengths) - rows.lengths, rows.lengths)
+    starts = np.zeros_like(rows.valid) if rows.starts is None else rows.starts
+    return (position >= np.repeat(starts, rows.lengths)) & (position < np.repeat(starts + rows.valid, rows.lengths))
+
+
+def _cuts(item: FieldColumn, prompt_lengths: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any] | None:
+    """``(n, 3)`` borders of a sequence-span field in elements: prompt_len - 1, prompt_len, seq_len - 1."""
+    if prompt_lengths is None or item.span != "sequence" or len(prompt_lengths) != item.rows.n:
+        return None
+    valid = item.rows.valid_lengths
+    prompt = np.minimum(prompt_lengths * item.width, valid)
+    return np.stack([np.maximum(prompt - item.width, 0), prompt, np.maximum(valid - item.width, 0)], axis=1)
