@@ -90,6 +90,18 @@ def is_tensor(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def is_jagged(tensor: Any) -> bool:
+    """True for a nested tensor in the jagged layout.
+
+    Its properties cost a Python dispatch each, so the class is looked at and the parts are read directly.
+    """
+    return hasattr(type(tensor), "__tensor_flatten__") and hasattr(tensor, "_offsets")
+
+
+def _nested(tensor: Any) -> bool:
+    return is_jagged(tensor) or bool(tensor.is_nested)
+
+
 def padding_of(
     items: Mapping[str, Any], lengths: Mapping[str, Sequence[int]] | None = None, left_padded: Sequence[str] = ()
 ) -> Padding | None:
@@ -126,7 +138,7 @@ def padding_of(
 
 def _dense_width(value: Any) -> int | None:
     """Padded width of a dense ``(batch, width)`` tensor, else None."""
-    if is_tensor(value) and not _jagged(value) and value.ndim >= 2:
+    if is_tensor(value) and not _nested(value) and value.ndim >= 2:
         return int(value.shape[-1])
     return None
 
@@ -142,8 +154,8 @@ def column(name: str, value: Any, padding: Padding | None = None, span: str | No
     """
     span = span or span_of(name)
     if is_tensor(value):
-        if _jagged(value):
-            return _from_jagged(name, value, span)
+        if _nested(value):
+            return _from_nested(name, value, span)
         return _from_dense(name, to_numpy(value), value, padding, span)
     if hasattr(value, "tolist") and not isinstance(value, np.ndarray):
         value = value.tolist()  # tensordict's NonTensorStack
@@ -154,7 +166,7 @@ def column(name: str, value: Any, padding: Padding | None = None, span: str | No
         return _from_sequences(name, [to_numpy(row) if is_tensor(row) else row for row in rows], rows[0], span)
     if rows and all(type(row) in (int, float, bool) for row in rows):
         return _from_dense(name, np.asarray(rows), None, padding, span)
-    if rows and all(isinstance(row, (list, tuple)) and _numbers(row) for row in rows) and any(rows):
+    if rows and all(is_numbers(row) for row in rows) and any(rows):
         dtype = np.float64 if any(type(x) is float for row in rows for x in row) else np.int64
         return _from_sequences(name, [np.asarray(row, dtype=dtype) for row in rows], None, span)
     return _from_objects(name, rows, span)
@@ -177,21 +189,17 @@ def to_numpy(tensor: Any, *, copy: bool = True) -> NDArray[Any]:
     return np.array(array, order="C") if copy else np.ascontiguousarray(array)
 
 
-def _numbers(row: Sequence[Any]) -> bool:
-    return all(type(x) in (int, float, bool) for x in row)
-
-
-def _jagged(tensor: Any) -> bool:
-    # a nested tensor is a Python subclass whose properties cost a dispatch each: look at its class first
-    return hasattr(type(tensor), "__tensor_flatten__") or type(tensor).is_nested.__get__(tensor)
+def is_numbers(row: Any) -> bool:
+    """True for a list of plain numbers, the empty one included."""
+    return isinstance(row, (list, tuple)) and all(type(x) in (int, float, bool) for x in row)
 
 
 def _dtype_name(tensor: Any, array: NDArray[Any]) -> str:
     return str(tensor.dtype).removeprefix("torch.") if is_tensor(tensor) else str(array.dtype)
 
 
-def _from_jagged(name: str, tensor: Any, span: str | None) -> FieldColumn:
-    if not hasattr(tensor, "_offsets"):  # nested in the strided layout: rows of any shape
+def _from_nested(name: str, tensor: Any, span: str | None) -> FieldColumn:
+    if not is_jagged(tensor):  # nested in the strided layout: rows of any shape
         return _from_sequences(name, [to_numpy(row) for row in tensor.unbind()], tensor.unbind()[0], span)
     values, ragged_axis, holes = tensor._values, tensor._ragged_idx - 1, tensor._lengths
     with sys.modules["torch"]._C.DisableTorchFunctionSubclass():
@@ -301,7 +309,7 @@ def object_column(name: str, blobs: list[bytes], dtype: str, span: str | None = 
     flat = np.frombuffer(b"".join(blobs), dtype=np.uint8)
     return FieldColumn(
         name,
-        Rows(flat, lengths),
+        Rows(flat, lengths, opaque=True),
         1,
         "object",
         span or span_of(name) or "scalar",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields, is_dataclass
-from functools import cache
-from typing import Any
+from dataclasses import fields
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -39,6 +39,32 @@ def part_schema() -> pa.Schema:
     return pa.schema(parts, metadata=schema().metadata)
 
 
+class _Column(NamedTuple):
+    """One column of a part; Arrow's own objects answer these questions, but slowly."""
+
+    name: str
+    type: pa.DataType
+    value_type: pa.DataType | None
+    listed: bool
+    nested: bool
+    string: bool
+
+
+@cache
+def _layout() -> list[_Column]:
+    return [
+        _Column(
+            column.name,
+            field.type,
+            field.type.value_type if column.listed else None,
+            column.listed,
+            pa.types.is_nested(field.type),
+            pa.types.is_dictionary(field.type.value_type) if column.listed else pa.types.is_string(field.type),
+        )
+        for column, field in zip(COLUMNS, part_schema(), strict=True)
+    ]
+
+
 def record_batch(rows: Sequence[FinishedRow], contents: Contents, constants: dict[str, Any]) -> pa.RecordBatch:
     """All rows of a step, in the order of their events.
 
@@ -51,35 +77,59 @@ def record_batch(rows: Sequence[FinishedRow], contents: Contents, constants: dic
     given = {name for row in rows for name in row.scalars}
     listed = _ListedColumns(rows, contents)
     arrays = []
-    for column, field in zip(COLUMNS, part_schema(), strict=True):
+    for column in _layout():
+        name = column.name
         if column.listed:
-            arrays.append(listed.array(column.name, field.type))
-        elif column.name in constants:
-            arrays.append(pa.repeat(pa.scalar(constants[column.name], field.type), len(rows)))
-        elif column.name in ("n", "seq"):
-            arrays.append(pa.array([getattr(row, column.name) for row in rows], field.type))
-        elif column.name not in given:
-            arrays.append(_nulls(len(rows), field.type))
+            arrays.append(listed.array(column))
+        elif name in constants:
+            arrays.append(pa.repeat(pa.scalar(constants[name], column.type), len(rows)))
+        elif name in ("n", "seq"):
+            arrays.append(pa.array([getattr(row, name) for row in rows], column.type))
+        elif name not in given:
+            arrays.append(_nulls(len(rows), name))
         else:
-            values = [row.scalars.get(column.name) for row in rows]
-            if pa.types.is_nested(field.type):
-                values = [_plain(value, field.type) for value in values]
-            arrays.append(pa.array(values, field.type))
+            values = [row.scalars.get(name) for row in rows]
+            if column.nested:
+                arrays.append(_repeated(values, column.type))
+            elif column.string:
+                arrays.append(_strings(tuple(values)))
+            else:
+                arrays.append(pa.array(values, column.type))
     return pa.RecordBatch.from_arrays(arrays, schema=part_schema())
 
 
-@cache
-def _nulls(n: int, type_: pa.DataType) -> pa.Array:
-    return pa.nulls(n, type_)
+@lru_cache(maxsize=256)
+def _strings(values: tuple[str | None, ...]) -> pa.Array:
+    """A string column; the steps of a run have the same stages, fields and components in the same order."""
+    return pa.array(values, pa.string())
+
+
+@lru_cache(maxsize=1024)
+def _nulls(n: int, name: str) -> pa.Array:
+    return pa.nulls(n, part_schema().field(name).type)
+
+
+def _repeated(values: list[Any], type_: pa.DataType) -> pa.Array:
+    """A nested column: its few distinct values are converted once each."""
+    index: dict[Any, int] = {}
+    places = [index.setdefault(_hashable(value), len(index)) for value in values]
+    distinct = pa.array([_plain(value, type_) for value in index], type_)
+    return distinct if len(index) == len(values) else distinct.take(pa.array(places, pa.int32()))
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return tuple(value.items())
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _plain(value: Any, type_: pa.DataType) -> Any:
-    """A context struct as a dict, a map as its pairs of strings."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    if isinstance(value, dict) and pa.types.is_map(type_):
-        return [(str(name), str(item)) for name, item in value.items()]
-    return value
+    """A context struct or its items as a dict, a map as pairs of strings."""
+    if value is None or pa.types.is_list(type_):
+        return value
+    if pa.types.is_map(type_):
+        return [(str(name), str(item)) for name, item in value]
+    return dict(value) if isinstance(value, tuple) else vars(value)
 
 
 class _ListedColumns:
@@ -95,36 +145,52 @@ class _ListedColumns:
         self.elements = _concatenated([lengths for lengths, _ in pairs])
         self.length = _concatenated([lengths // width for (lengths, _), width in zip(pairs, widths, strict=True)])
         self.valid = _concatenated([valid // width for (_, valid), width in zip(pairs, widths, strict=True)])
+        index: dict[int, int] = {}  # rows of the same keys share the columns made of their tags
+        self.column_index = [index.setdefault(id(row.columns), len(index)) for row in rows]
+        by_id = {id(row.columns): row.columns for row in rows}
+        self.columns = [by_id[number] for number in index]
+        self.given = {name for columns in self.columns for name in columns}
         self.takes: dict[tuple[bool, ...], tuple[NDArray[np.int64], NDArray[np.bool_]]] = {}
         self.offsets: dict[bytes, tuple[pa.Array, pa.Array]] = {}
 
-    def array(self, name: str, type_: pa.DataType) -> pa.Array:
+    def array(self, column: _Column) -> pa.Array:
+        name = column.name
         if name == "key":
-            return self._strings([row.keys for row in self.rows], type_)
+            return self._strings([row.keys for row in self.rows], column)
         if name in ("length", "valid_length"):
             flat = self.length if name == "length" else self.valid
-            return self._lists(pa.array(flat, type_.value_type), self.seen, type_)
+            return self._lists(pa.array(flat, column.value_type), self.seen, column)
         if name == "marks":
-            return self._marks(type_)
+            return self._marks(column)
         if name in _STATISTICS:
-            return self._statistic(name, type_)
-        values = [row.columns.get(name) for row in self.rows]
-        if pa.types.is_dictionary(type_.value_type):
-            return self._strings(values, type_)
-        return self._given(values, type_)
+            return self._statistic(column)
+        if name not in self.given:
+            return _nulls(len(self.rows), name)
+        values = [columns.get(name) for columns in self.columns]
+        if column.string:
+            return self._strings([values[number] for number in self.column_index], column)
+        arrays: dict[int, pa.Array | None] = {id(None): None}  # most columns share the lists made of their keys' tags
+        for value in values:
+            if id(value) not in arrays:
+                arrays[id(value)] = _array(value, column.value_type)
+        made = [arrays[id(value)] for value in values]
+        here = np.array([array is not None for array in made])[self.column_index]
+        flat = pa.concat_arrays([array for number in self.column_index if (array := made[number]) is not None])
+        return self._lists(flat, here, column)
 
-    def _statistic(self, name: str, type_: pa.DataType) -> pa.Array:
-        found = [getattr(block, name) for block in self.blocks]
-        index, here = self._take(tuple(column is not None for column in found))
+    def _statistic(self, column: _Column) -> pa.Array:
+        found = [getattr(block, column.name) for block in self.blocks]
+        index, here = self._take(tuple(array is not None for array in found))
         if not here.any():
-            return _nulls(len(self.rows), type_)
-        flat = np.concatenate([column for column in found if column is not None])[index]
-        null_where = _NULL_WHERE.get(name)
-        nulls = None
-        if null_where is not None:
-            lengths = self.elements if here is self.seen or (here == self.seen).all() else np.ones(len(flat), np.int64)
-            nulls = null_where(flat, lengths)
-        return self._lists(pa.array(flat, type_.value_type, mask=nulls), here, type_)
+            return _nulls(len(self.rows), column.name)
+        flat = np.concatenate([array for array in found if array is not None])[index]
+        null_where = _NULL_WHERE.get(column.name)
+        nulls = None if null_where is None else null_where(flat, self._elements(here))
+        return self._lists(pa.array(flat, column.value_type, mask=nulls), here, column)
+
+    def _elements(self, here: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Container elements of each element of the rows that are here."""
+        return self.elements[np.repeat(here[self.seen], self.counts[self.seen])]
 
     def _take(self, present: tuple[bool, ...]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Where each element's statistic lies among those of the blocks that have it, and which rows have it."""
@@ -133,7 +199,7 @@ class _ListedColumns:
             begins, total = [], 0
             for block, has in zip(self.blocks, present, strict=True):
                 begins.append(total)
-                total += len(block.sum) if has else 0
+                total += len(block.fingerprint) if has else 0
             here = self.seen.copy()
             pieces = []
             for number, row in enumerate(self.rows):
@@ -148,7 +214,7 @@ class _ListedColumns:
             known = self.takes[present] = (_concatenated(pieces), here)
         return known
 
-    def _marks(self, type_: pa.DataType) -> pa.Array:
+    def _marks(self, column: _Column) -> pa.Array:
         at: list[NDArray[Any]] = []
         fp: list[NDArray[Any]] = []
         here = np.zeros(len(self.rows), dtype=bool)
@@ -162,31 +228,18 @@ class _ListedColumns:
                 at.append(row.cuts // row.width)
                 fp.append(prefixes[first : first + row.n])
         if not at:
-            return _nulls(len(self.rows), type_)
+            return _nulls(len(self.rows), column.name)
         ats, fps = np.concatenate(at), np.concatenate(fp)
         marks = pa.StructArray.from_arrays(
             [pa.array(ats.reshape(-1), pa.int32()), pa.array(fps.reshape(-1), pa.uint64())], fields=list(MARK)
         )
         borders = pa.array(np.arange(len(ats) + 1) * ats.shape[1], pa.int32())
-        return self._lists(pa.ListArray.from_arrays(borders, marks), here, type_)
+        return self._lists(pa.ListArray.from_arrays(borders, marks), here, column)
 
-    def _given(self, values: Sequence[Sequence[Any] | None], type_: pa.DataType) -> pa.Array:
-        """Columns the caller gave: lists with None, or arrays."""
+    def _strings(self, values: Sequence[Sequence[str | None] | None], column: _Column) -> pa.Array:
         present = [value for value in values if value is not None]
         if not present:
-            return _nulls(len(self.rows), type_)
-        made: dict[int, pa.Array] = {}  # rows share the lists made of their keys' tags
-        for value in present:
-            if id(value) not in made:
-                floats = isinstance(value, np.ndarray) and value.dtype.kind == "f"
-                made[id(value)] = pa.array(value, type_.value_type, from_pandas=floats)
-        flat = pa.concat_arrays([made[id(value)] for value in present])
-        return self._lists(flat, np.array([value is not None for value in values]), type_)
-
-    def _strings(self, values: Sequence[Sequence[str | None] | None], type_: pa.DataType) -> pa.Array:
-        present = [value for value in values if value is not None]
-        if not present:
-            return _nulls(len(self.rows), type_)
+            return _nulls(len(self.rows), column.name)
         index: dict[str, int] = {}
         made: dict[int, NDArray[np.int32]] = {}
         for value in present:
@@ -196,11 +249,11 @@ class _ListedColumns:
         ids = np.concatenate([made[id(value)] for value in present])
         indices = pa.array(ids, pa.int32(), mask=ids < 0)
         flat = pa.DictionaryArray.from_arrays(indices, pa.array(list(index), pa.string()))
-        return self._lists(flat, np.array([value is not None for value in values]), type_)
+        return self._lists(flat, np.array([value is not None for value in values]), column)
 
-    def _lists(self, flat: pa.Array, here: NDArray[np.bool_], type_: pa.DataType) -> pa.Array:
+    def _lists(self, flat: pa.Array, here: NDArray[np.bool_], column: _Column) -> pa.Array:
         offsets, absent = self._offsets(here)
-        return pa.ListArray.from_arrays(offsets, flat, type=type_, mask=absent)
+        return pa.ListArray.from_arrays(offsets, flat, type=column.type, mask=absent)
 
     def _offsets(self, here: NDArray[np.bool_]) -> tuple[pa.Array, pa.Array]:
         known = self.offsets.get(here.tobytes())
@@ -209,6 +262,12 @@ class _ListedColumns:
             offsets = pa.array(np.concatenate([np.zeros(1, dtype=np.int64), ends]), pa.int32())
             known = self.offsets[here.tobytes()] = (offsets, pa.array(~here))
         return known
+
+
+def _array(value: Sequence[Any], type_: pa.DataType) -> pa.Array:
+    """A column given by the caller or the tags: a list with None, or an array whose NaN is null."""
+    floats = isinstance(value, np.ndarray) and value.dtype.kind == "f"
+    return pa.array(value, type_, from_pandas=floats)
 
 
 def _concatenated(pieces: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:

@@ -44,18 +44,28 @@ class Elements:
     def __init__(self) -> None:
         self._tags: dict[str, dict[str, Any]] = {}
         self._columns: dict[tuple[str, ...], dict[str, list[Any]]] = {}
+        self._asked: set[str] = set()  # keys in a kept list that had no tags
 
     def note(self, keys: Sequence[str], tags: Sequence[Mapping[str, Any]]) -> None:
         """Merge tags into what is known of ``keys``."""
+        stale = False
         for key, tag in zip(keys, tags, strict=True):
-            self._tags.setdefault(key, {}).update(tag)
-        self._columns.clear()
+            known = self._tags.get(key)
+            if known is None:
+                self._tags[key] = dict(tag)
+                stale = stale or key in self._asked
+            else:
+                stale = stale or any(known.get(name) != tag.get(name) for name in _LASTING if name in tag)
+                known.update(tag)
+        if stale:
+            self._columns.clear()
 
     def forget(self, keys: Sequence[str]) -> None:
         """Drop what is known of cleared keys."""
         for key in keys:
             self._tags.pop(key, None)
         self._columns.clear()
+        self._asked.clear()
 
     def columns(self, keys: tuple[str, ...]) -> dict[str, list[Any]]:
         """Tag columns of a list of keys; only those at least one key has a tag for.
@@ -65,6 +75,7 @@ class Elements:
         known = self._columns.get(keys)
         if known is None:
             tags = [self._tags.get(key) for key in keys]
+            self._asked.update(key for key, tag in zip(keys, tags, strict=True) if tag is None)
             known = {}
             for name in _LASTING:
                 values = [None if tag is None else tag.get(name) for tag in tags]
@@ -74,6 +85,7 @@ class Elements:
                     known[TAG_COLUMNS[name]] = values
             if len(self._columns) >= _KEPT_LISTS:
                 self._columns.clear()
+                self._asked.clear()
             self._columns[keys] = known
         return known
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lineage.batch import FieldColumn, column, is_tensor, jagged_column, object_column, to_numpy
+from lineage.batch import FieldColumn, column, is_jagged, is_numbers, is_tensor, jagged_column, object_column, to_numpy
 from lineage.fingerprint import canonical_json
 
 FEW = 4  # elements up to which a batch is small
@@ -67,15 +67,17 @@ def small_pieces(items: Mapping[str, Any]) -> tuple[tuple[Kind, ...], list[Any]]
     pieces: list[Any] = []
     for name, value in items.items():
         if is_tensor(value):
-            values = getattr(value, "_values", None)
-            if values is not None and values.ndim == 1 and value._lengths is None:
-                kinds.append((name, "jagged", values.dtype))
-                pieces.append((values.detach().clone(), value._offsets))
+            if not is_jagged(value):
+                if value.ndim != 1:
+                    return None
+                kinds.append((name, "scalar", value.dtype))
+                pieces.append(value.detach().clone())
                 continue
-            if values is not None or value.ndim != 1:
+            values = value._values
+            if values.ndim != 1 or value._lengths is not None:
                 return None
-            kinds.append((name, "scalar", value.dtype))
-            pieces.append(value.detach().clone())
+            kinds.append((name, "jagged", values.dtype))
+            pieces.append((values.detach().clone(), value._offsets))
             continue
         rows = value.tolist() if hasattr(value, "tolist") else value
         if not isinstance(rows, list):
@@ -86,7 +88,10 @@ def small_pieces(items: Mapping[str, Any]) -> tuple[tuple[Kind, ...], list[Any]]
         elif all(type(row) in (int, float, bool) for row in rows):
             kinds.append((name, "number", type(rows[0])))
             pieces.append(list(rows))
-        elif any(is_tensor(row) or isinstance(row, (int, float, np.ndarray)) for row in rows):
+        elif all(is_tensor(row) and row.ndim == 1 and not is_jagged(row) for row in rows):
+            kinds.append((name, "rows", rows[0].dtype))
+            pieces.append([row.detach().clone() for row in rows])
+        elif any(is_tensor(row) or isinstance(row, (int, float, np.ndarray)) or is_numbers(row) for row in rows):
             return None
         else:
             kinds.append((name, "object", None))
@@ -100,6 +105,9 @@ def _joined(name: str, kind: str, parts: list[Any]) -> FieldColumn:
     if kind == "number":
         return column(name, [number for part in parts for number in part])
     torch = sys.modules["torch"]
+    if kind == "rows":
+        tensors = [tensor for part in parts for tensor in part]
+        return jagged_column(name, torch.cat(tensors), np.array([len(tensor) for tensor in tensors], dtype=np.int64))
     if kind == "scalar":
         return column(name, torch.cat(parts))
     offsets = to_numpy(torch.cat([offsets for _, offsets in parts]), copy=False).astype(np.int64)

@@ -242,7 +242,8 @@ class Recorder:
         keys = joined_keys(pieces)
         columns = joined_columns(pieces)
         if keys is not None and scalars["entity"] in ("trajectory", "prompt"):
-            columns = {**self.elements.columns(keys), **columns}
+            tags = self.elements.columns(keys)
+            columns = {**tags, **columns} if columns else tags  # shared by the rows of the same keys
         rows = joined_rows(pieces)
         if rows is None:
             return FinishedRow(row.seq, scalars, n, keys, columns)

@@ -83,6 +83,7 @@ def joined_rows(pieces: Sequence[Piece]) -> Rows | None:
         np.concatenate([rows.valid_lengths for _, rows in parts]) if padded else None,
         _all_or_none([piece.mask for piece, _ in parts]),
         _all_or_none([piece.cuts for piece, _ in parts]),
+        parts[0][1].opaque,
     )
 
 

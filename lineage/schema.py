@@ -175,7 +175,7 @@ CONTENT = (
     _listed("fingerprint", _U64, "order-aware content hash of the valid elements"),
     _listed("mask_fingerprint", _U64, "the same hash of int64(mask != 0)", null="no mask beside the field"),
     _listed("marks", pa.list_(MARK), "prefix fingerprints at the borders of prompt, response and turns"),
-    _listed("sum", _F64, "sum over the container"),
+    _listed("sum", _F64, "sum over the container", null="strings, objects and weights"),
     _listed("first", _F64, "first element of the container", null="empty"),
     _listed("last", _F64, "last element of the container", null="empty"),
     _listed("last_nnz", _I64, "position of the last element that is not zero", "elements", "all are zero"),

@@ -65,6 +65,7 @@ class Stage:
         self.context = dict(context)
         self.children: dict[str, Stage] = {}
         self._rows: dict[tuple[Any, ...], Row] = {}
+        self._bases: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._masks: dict[tuple[str, ...], FieldColumn] = {}
         self._gathers: dict[tuple[Any, ...], Gather] = {}
 
@@ -177,7 +178,7 @@ class Stage:
         pairs = pair_statistics(
             left.rows.values.astype(np.float64), right.rows.values.astype(np.float64), left.rows.lengths, keep
         )
-        row = self._row("compare", "trajectory", field, left, {"against": against, **context})
+        row = self._row(self._base("compare", "trajectory", {"against": against, **context}), field, left)
         names = None if keys is None else tuple(keys)
         row.pieces.append(Piece(names, left.rows.n, None, None, None, vars(pairs)))
 
@@ -227,6 +228,7 @@ class Stage:
         """Record named tensors, one element a tensor: a side of a weight sync, or the weights at the start."""
         tensors = [to_numpy(tensor, copy=False).reshape(-1) for tensor in named_tensors.values()]
         item = column(field, tensors, span="scalar")  # joins the tensors, so the values are a copy
+        item.rows.opaque = True
         names = tuple(named_tensors)
         dtypes = sorted({str(t.dtype).removeprefix("torch.") for t in named_tensors.values()})
         item.dtype = ",".join(dtypes)
@@ -238,7 +240,8 @@ class Stage:
         """Record logged metrics by name."""
         item = column("metrics", np.fromiter(values.values(), dtype=np.float64, count=len(values)))
         piece = Piece(tuple(values), len(values), item, None, None, None)
-        self._row("produce", "metric", "metrics", item, {"container": "dict", **context}).pieces.append(piece)
+        base = self._base("produce", "metric", {"container": "dict", **context})
+        self._row(base, "metrics", item).pieces.append(piece)
 
     def close(self) -> None:
         """End the stage: its rows and those of the stages inside it go to the step."""
@@ -261,7 +264,7 @@ class Stage:
         names: tuple[str, ...] | None,
         mask: FieldColumn | None,
         columns: Columns | None,
-        context: Mapping[str, Any],
+        context: dict[str, Any],
     ) -> list[Row]:
         """Add one piece a field to the rows of the stage."""
         lens = None
@@ -275,11 +278,13 @@ class Stage:
                     mask = self._masks.get(names)
                 else:
                     self._masks[names] = mask
+        base = self._base(op, entity, context)
         rows = []
         for field, item in made.items():
-            piece = Piece(names, item.rows.n, item, _flat_mask(item, mask), _cuts(item, lens), columns)
-            row = self._row(op, entity, field, item, context)
-            row.pieces.append(piece)
+            row = self._row(base, field, item)
+            if row.pieces and "asked_n" in context:
+                _add_asked(row.scalars, context)
+            row.pieces.append(Piece(names, item.rows.n, item, _flat_mask(item, mask), _cuts(item, lens), columns))
             rows.append(row)
         return rows
 
@@ -290,15 +295,15 @@ class Stage:
         names: tuple[str, ...],
         small: tuple[tuple[Kind, ...], list[Any]],
         columns: Columns | None,
-        context: Mapping[str, Any],
+        context: dict[str, Any],
     ) -> None:
         kinds, pieces = small
-        identity = (op, entity, kinds, *_identity(context))
+        identity = (self._base(op, entity, context), kinds)
         gather = self._gathers.get(identity)
         if gather is None:
             seq = self.recorder.reserve(len(kinds))
-            gather = self._gathers[identity] = Gather(op, entity, dict(context), kinds, seq, time.time_ns())
-        elif context.get("asked_n") is not None:
+            gather = self._gathers[identity] = Gather(op, entity, context, kinds, seq, time.time_ns())
+        elif "asked_n" in context:
             _add_asked(gather.context, context)
         gather.add(names, pieces, columns)
 
@@ -318,38 +323,47 @@ class Stage:
         field = options.pop("field", "key")
         columns = {**columns, **(options.pop("columns", None) or {})}
         names = tuple(keys)
-        context = {"container": "KVBatchMeta", **options}
-        self._row(op, entity, field, None, context).pieces.append(Piece(names, len(names), None, None, None, columns))
+        base = self._base(op, entity, {"container": "KVBatchMeta", **options})
+        self._row(base, field, None).pieces.append(Piece(names, len(names), None, None, None, columns))
 
-    def _row(self, op: str, entity: str, field: str, item: FieldColumn | None, context: Mapping[str, Any]) -> Row:
-        identity = (op, entity, field, *_identity(context))
-        if item is not None:
-            identity += (item.layout, item.span, item.dtype)
+    def _row(self, base: tuple[Any, ...], field: str, item: FieldColumn | None) -> Row:
+        identity = (base, field, None) if item is None else (base, field, item.layout, item.span, item.dtype)
         row = self._rows.get(identity)
         if row is None:
-            row = self._rows[identity] = self._make(op, entity, field, context, item)
-        elif context.get("asked_n") is not None:
-            _add_asked(row.scalars, context)
+            row = self._rows[identity] = self.recorder.new_row({**self._bases[base], "field": field}, item)
         return row
 
     def _new_row(
         self, op: str, entity: str, field: str, context: Mapping[str, Any], item: FieldColumn | None = None
     ) -> Row:
         """A row of its own even where one of the same identity is open: events do not merge."""
-        row = self._make(op, entity, field, context, item)
+        row = self.recorder.new_row({**self._scalars(op, entity, context), "field": field}, item)
         self._rows[(op, field, row.seq)] = row
         return row
 
-    def _make(self, op: str, entity: str, field: str, context: Mapping[str, Any], item: FieldColumn | None) -> Row:
+    def _base(self, op: str, entity: str, context: dict[str, Any]) -> tuple[Any, ...]:
+        """Identity of the rows of one call but for the field; their common scalars are kept under it."""
+        base = (op, entity, *_identity(context))
+        known = self._bases.get(base)
+        if known is None:
+            self._bases[base] = self._scalars(op, entity, context)
+        return base
+
+    def _scalars(self, op: str, entity: str, context: Mapping[str, Any]) -> dict[str, Any]:
         unknown = context.keys() - CONTEXT_NAMES
         if unknown:
             raise UsageError(f"unknown context {sorted(unknown)}; known: {sorted(CONTEXT_NAMES)}")
-        scalars = {"stage": self.name, "op": op, "entity": entity, "field": field, **self.context, **context}
-        if "producer" not in context:
-            scalars["producer"] = self.producer if op not in ("consume", "clear") else None
-        if "consumer" not in context:
-            scalars["consumer"] = self.producer if op in ("consume", "clear") else self.consumer
-        return self.recorder.new_row(scalars, item)
+        reads = op in ("consume", "clear")
+        scalars = {
+            "stage": self.name,
+            "op": op,
+            "entity": entity,
+            "producer": None if reads else self.producer,
+            "consumer": self.producer if reads else self.consumer,
+        }
+        scalars.update(self.context)
+        scalars.update(context)
+        return scalars
 
 
 class NullStage:
@@ -398,7 +412,8 @@ def _flat_mask(item: FieldColumn, mask: FieldColumn | None) -> np.ndarray[Any, A
         mask = item
     if mask is None or item.width != 1 or item.span != "response":
         return None
-    if mask is not item and not np.array_equal(mask.rows.lengths, item.rows.lengths):
+    lengths = item.rows.lengths
+    if mask is not item and (mask.rows.n != len(lengths) or (mask.rows.lengths != lengths).any()):
         return None
     flags: np.ndarray[Any, Any] = mask.rows.values != 0
     return flags if mask.rows.valid is None else flags & _window(mask)
@@ -419,5 +434,8 @@ def _cuts(item: FieldColumn, prompt_lengths: np.ndarray[Any, Any] | None) -> np.
     if prompt_lengths is None or item.span != "sequence" or len(prompt_lengths) != item.rows.n:
         return None
     valid = item.rows.valid_lengths
-    prompt = np.minimum(prompt_lengths * item.width, valid)
-    return np.stack([np.maximum(prompt - item.width, 0), prompt, np.maximum(valid - item.width, 0)], axis=1)
+    cuts = np.empty((len(valid), 3), dtype=np.int64)
+    cuts[:, 1] = prompt = np.minimum(prompt_lengths * item.width, valid)
+    cuts[:, 0] = prompt - item.width
+    cuts[:, 2] = valid - item.width
+    return np.maximum(cuts, 0, out=cuts)

@@ -24,6 +24,7 @@ STATE_SUFFIX = ".state.json"
 
 _SEAL_BYTES = 64 << 20
 _SEAL_SECONDS = 30.0
+_LONG_STEP_SECONDS = 2.0
 _STATE_BYTES = 4096
 
 
@@ -93,7 +94,9 @@ class PartWriter:
 
     def _open(self) -> None:
         self._sink = pa.output_stream(str(self._path(OPEN_SUFFIX)), compression=None, buffer_size=1 << 20)
-        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        # compressing costs milliseconds a batch: nothing to a step of seconds, a part in a hundred of a short one
+        long_steps = self._steps > 0 and (time.monotonic() - self._opened) / self._steps > _LONG_STEP_SECONDS
+        options = pa.ipc.IpcWriteOptions(compression="lz4" if long_steps else None)
         self._stream = pa.ipc.new_stream(self._sink, part_schema(), options=options)
         self._opened = time.monotonic()
         self._steps = 0

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lineage.batch import items_of
+from lineage.context import Resident
 from lineage.elements import TAG_COLUMNS
 from lineage.keys import parse_key
 from lineage.recorder import current_stage
@@ -148,10 +149,13 @@ class TracedQueue:
             if any(tag in one for one in tags):
                 columns[column] = [one.get(tag) for one in tags]
         stage.tag(keys, entity=entity, partition=partition, columns=columns)
-        for name in _NUMERIC_TAGS:
-            if all(one.get(name) is not None for one in tags):
-                values = [int(one[name]) for one in tags]
-                stage.record("tag", {name: values}, keys=keys, entity=entity, partition=partition, columns=columns)
+        numbers = {
+            name: [int(one[name]) for one in tags]
+            for name in _NUMERIC_TAGS
+            if all(one.get(name) is not None for one in tags)
+        }
+        if numbers:
+            stage.record("tag", numbers, keys=keys, entity=entity, partition=partition, columns=columns)
 
     def _got(self, keys: Any, partition: str, select_fields: Any, batch: Any) -> None:
         stage = current_stage()
@@ -159,7 +163,7 @@ class TracedQueue:
             return
         asked = _listed(keys)
         items = dict(items_of(batch))
-        got = len(next(iter(items.values()))) if items else 0
+        got = batch.batch_size[0] if items else 0
         known = self._known(asked, partition) if got < len(asked) else set(asked)
         missing = [key for key in asked if key not in known]
         found = [key for key in asked if key in known]
@@ -178,7 +182,7 @@ class TracedQueue:
         if isinstance(stage, NullStage) or not names:
             return
         resident = getattr(self._queue, "resident", None)
-        left = resident() if resident is not None else None
+        left = Resident(*resident()) if resident is not None else None
         columns = {"slot": slots} if slots is not None else None
         by_entity: dict[str, list[str]] = {}
         for key in names:

@@ -33,62 +33,54 @@ def pair_statistics(a: Float64, b: Float64, lengths: Int64, mask: NDArray[np.boo
         lengths: ``(rows,)`` elements of each row.
         mask: ``(sum(lengths),)`` which elements count.
     """
-    row = np.repeat(np.arange(len(lengths)), lengths)
-    difference = np.where(mask, np.abs(a - b), 0.0)
-    counts = _counts(row, mask, len(lengths))
-    shifts = [(b, mask), _shifted(b, mask, row, -1), _shifted(b, mask, row, 1)]
-    correlations, absdiff_sum = _correlations(a, shifts, difference, row, lengths)
-    largest = np.zeros(len(lengths))
+    rows, total = len(lengths), len(a)
+    row = np.repeat(np.arange(rows), lengths)
+    near = mask[1:] & mask[:-1] & (row[1:] == row[:-1])  # a token and the one before it, both in the row and counted
+    # one line a side: a and b at shift 0, a with b one token earlier, a with b one token later
+    sides = np.zeros((7, total))
+    np.copyto(sides[0], a, where=mask)
+    np.copyto(sides[1], b, where=mask)
+    np.copyto(sides[2, 1:], a[1:], where=near)
+    np.copyto(sides[3, 1:], b[:-1], where=near)
+    np.copyto(sides[4, :-1], a[:-1], where=near)
+    np.copyto(sides[5, :-1], b[1:], where=near)
+    with np.errstate(invalid="ignore"):  # two infinities differ by NaN
+        difference = np.abs(sides[0] - sides[1])
+    sides[6] = difference
+    sums = tree_sum(sides, lengths)
+    n_in, n_near = np.bincount(row[mask], minlength=rows), np.bincount(row[1:][near], minlength=rows)
+    largest = np.zeros(rows)
     full = np.flatnonzero(lengths)
     if len(full):
         largest[full] = np.fmax.reduceat(difference, (np.cumsum(lengths) - lengths)[full])
+    correlations = _correlations(sides[:6], sums[:6], [n_in, n_near, n_near], [mask, near, near], row, lengths)
     return PairStatistics(
-        absdiff_sum,
-        np.where(counts > 0, largest, np.nan),
+        sums[6],
+        np.where(n_in > 0, largest, np.nan),
         *correlations,
-        n_equal=_counts(row, mask & (a == b), len(lengths)),
-        n_in=counts,
+        n_equal=np.bincount(row[mask & (a == b)], minlength=rows).astype(np.int64),
+        n_in=n_in.astype(np.int64),
     )
 
 
-def _counts(row: NDArray[np.int64], flags: NDArray[np.bool_], rows: int) -> Int64:
-    return np.bincount(row[flags], minlength=rows).astype(np.int64)
-
-
-def _shifted(
-    b: Float64, mask: NDArray[np.bool_], row: NDArray[np.int64], shift: int
-) -> tuple[Float64, NDArray[np.bool_]]:
-    """``b[i + shift]``, and where both it and ``i`` lie in one row and under the mask."""
-    both = mask & np.roll(mask, -shift) & (row == np.roll(row, -shift))
-    if len(both):
-        both[-1 if shift > 0 else 0] = False  # np.roll wraps from one end of the block to the other
-    return np.roll(b, -shift), both
-
-
 def _correlations(
-    a: Float64,
-    others: list[tuple[Float64, NDArray[np.bool_]]],
-    difference: Float64,
+    sides: Float64,
+    sums: Float64,
+    counts: list[NDArray[np.int64]],
+    masks: list[NDArray[np.bool_]],
     row: NDArray[np.int64],
     lengths: Int64,
-) -> tuple[list[Float64], Float64]:
-    """Pearson's correlation of ``a`` with each other under its mask, and the row sums of ``difference``.
-
-    NaN where a side is constant or fewer than two elements count. All sums of a pass share one tree.
-    """
-    sides = [np.where(mask, side, 0.0) for b, mask in others for side in (a, b)]
-    sums = tree_sum(np.stack([difference, *sides]), lengths)
-    products: list[Float64] = []
-    counts = [_counts(row, mask, len(lengths)) for _, mask in others]
+) -> list[Float64]:
+    """Pearson's correlation of each pair of lines; NaN where one is constant or fewer than two tokens count."""
+    products = np.zeros((9, sides.shape[1]))
+    places = [slice(None), slice(1, None), slice(None, -1)]  # where a line's counted tokens lie
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        for number, (b, mask) in enumerate(others):
-            mean_a, mean_b = sums[1 + 2 * number] / counts[number], sums[2 + 2 * number] / counts[number]
-            da, db = np.where(mask, a - mean_a[row], 0.0), np.where(mask, b - mean_b[row], 0.0)
-            products += [da * da, db * db, da * db]
-        moments = tree_sum(np.stack(products), lengths)
-        result = []
-        for number, count in enumerate(counts):
-            squares_a, squares_b, crossed = moments[3 * number : 3 * number + 3]
-            spread = squares_a * squares_b
-            result.append(np.where((count >= 2) & (spread > 0), crossed / np.sqrt(spread), np.nan))
-    return result, sums[0]
+        for pair, (count, mask, place) in enumerate(zip(counts, masks, places, strict=True)):
+            left, right = (sides[line] - (sums[line] / count)[row] for line in (2 * pair, 2 * pair + 1))
+            for line, product in enumerate((left * left, right * right, left * right)):
+                np.copyto(products[3 * pair + line, place], product[place], where=mask)
+        moments = tree_sum(products, lengths)
+        spreads = moments[0::3] * moments[1::3]
+        found = moments[2::3] / np.sqrt(spreads)
+    enough = np.stack(counts) >= 2
+    return list(np.where(enough & (spreads > 0), found, np.nan))

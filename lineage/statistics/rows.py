@@ -24,6 +24,7 @@ class Rows:
         valid: ``(rows,)`` valid elements of each row, or None: the whole container.
         mask: ``(sum(lengths),)`` bools in container coordinates, or None: no mask beside the field.
         cuts: ``(rows, c)`` positions within the valid elements at which to give prefix fingerprints, or None.
+        opaque: the values are bytes or weights: only their fingerprint says something.
     """
 
     values: NDArray[Any]
@@ -32,6 +33,7 @@ class Rows:
     valid: Int64 | None = None
     mask: NDArray[np.bool_] | None = None
     cuts: Int64 | None = None
+    opaque: bool = False
 
     @property
     def n(self) -> int:
@@ -49,23 +51,25 @@ class RowStatistics:
     """One array of ``(rows,)`` a statistic; names and meaning as in the schema.
 
     Where the schema says null, ``first last min_in max_in max_abs_out`` hold NaN, ``last_nnz`` holds -1, and the mask
-    statistics are None. ``prefixes`` is ``(rows, c)``: the fingerprint of the first ``cuts`` elements.
+    statistics are None.
+    Of opaque content everything but the fingerprint is None. ``prefixes`` is ``(rows, c)``: the fingerprints of the
+    first ``cuts`` elements.
     """
 
     fingerprint: UInt64
-    sum: Float64
-    first: Float64
-    last: Float64
-    last_nnz: Int64
-    nnz: Int64
-    sum_in: Float64
-    min_in: Float64
-    max_in: Float64
-    sum_sq_in: Float64
-    nonfinite: Int64
-    nonfinite_in: Int64
-    mask_sum: Int64 | None
-    mask_fingerprint: UInt64 | None
-    nnz_out: Int64 | None
-    max_abs_out: Float64 | None
+    sum: Float64 | None = None
+    first: Float64 | None = None
+    last: Float64 | None = None
+    last_nnz: Int64 | None = None
+    nnz: Int64 | None = None
+    sum_in: Float64 | None = None
+    min_in: Float64 | None = None
+    max_in: Float64 | None = None
+    sum_sq_in: Float64 | None = None
+    nonfinite: Int64 | None = None
+    nonfinite_in: Int64 | None = None
+    mask_sum: Int64 | None = None
+    mask_fingerprint: UInt64 | None = None
+    nnz_out: Int64 | None = None
+    max_abs_out: Float64 | None = None
     prefixes: UInt64 | None = None

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lineage.fingerprint import image, mix_in_place, powers
+from lineage.fingerprint import fingerprint_rows, image, mix_in_place, powers
 from lineage.statistics.rows import Float64, Int64, Rows, RowStatistics, UInt64
 
 _EXACT = float(1 << 53)  # integers up to here are exact in float64, so any order of adding gives the same
@@ -25,6 +25,8 @@ def row_statistics(rows: Rows) -> RowStatistics:
         rows: ragged content; several fields of one kind (all float or all integer, all masked or none) may be joined.
     """
     values, lengths = rows.values, rows.lengths
+    if rows.opaque:
+        return RowStatistics(fingerprint_rows(values, lengths))
     kind = values.dtype.kind
     if kind == "f":
         x: NDArray[Any] = values.astype(np.float64)
