@@ -12,6 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from lineage.contents import Contents
+from lineage.elements import TAG_NAMES
 from lineage.row import FinishedRow
 from lineage.schema import COLUMNS, MARK, schema
 from lineage.statistics import RowStatistics
@@ -69,11 +70,10 @@ def record_batch(rows: Sequence[FinishedRow], contents: Contents, constants: dic
     """All rows of a step, in the order of their events.
 
     Args:
-        rows: finished rows.
+        rows: finished rows, in order.
         contents: content table, evaluated.
         constants: scalars that are the same on every row (``run_id``, ``process``, ``rank`` ...).
     """
-    rows = sorted(rows, key=lambda row: row.seq)
     given = {name for row in rows for name in row.scalars}
     listed = _ListedColumns(rows, contents)
     arrays = []
@@ -110,22 +110,23 @@ def _nulls(n: int, name: str) -> pa.Array:
 
 
 def _repeated(values: list[Any], type_: pa.DataType) -> pa.Array:
-    """A nested column: its few distinct values are converted once each."""
+    """A nested column: its few distinct values are converted once each, and most rows have none."""
     index: dict[Any, int] = {}
-    places = [index.setdefault(_hashable(value), len(index)) for value in values]
+    places: list[int | None] = [None] * len(values)
+    for number, value in enumerate(values):
+        if value is not None:
+            if isinstance(value, dict):
+                value = tuple(value.items())
+            elif isinstance(value, list):
+                value = tuple(value)
+            places[number] = index.setdefault(value, len(index))
     distinct = pa.array([_plain(value, type_) for value in index], type_)
-    return distinct if len(index) == len(values) else distinct.take(pa.array(places, pa.int32()))
-
-
-def _hashable(value: Any) -> Any:
-    if isinstance(value, dict):
-        return tuple(value.items())
-    return tuple(value) if isinstance(value, list) else value
+    return distinct.take(pa.array(places, pa.int32()))
 
 
 def _plain(value: Any, type_: pa.DataType) -> Any:
     """A context struct or its items as a dict, a map as pairs of strings."""
-    if value is None or pa.types.is_list(type_):
+    if pa.types.is_list(type_):
         return value
     if pa.types.is_map(type_):
         return [(str(name), str(item)) for name, item in value]
@@ -145,18 +146,19 @@ class _ListedColumns:
         self.elements = _concatenated([lengths for lengths, _ in pairs])
         self.length = _concatenated([lengths // width for (lengths, _), width in zip(pairs, widths, strict=True)])
         self.valid = _concatenated([valid // width for (_, valid), width in zip(pairs, widths, strict=True)])
-        index: dict[int, int] = {}  # rows of the same keys share the columns made of their tags
-        self.column_index = [index.setdefault(id(row.columns), len(index)) for row in rows]
-        by_id = {id(row.columns): row.columns for row in rows}
-        self.columns = [by_id[number] for number in index]
-        self.given = {name for columns in self.columns for name in columns}
+        self.given: dict[str, list[tuple[int, Sequence[Any]]]] = {}
+        for number, row in enumerate(rows):
+            for name, values in row.columns.items():
+                self.given.setdefault(name, []).append((number, values))
+        self.keys = _Grouped([row.keys for row in rows], self.counts)
+        self.tags = [row.tags for row in rows]
         self.takes: dict[tuple[bool, ...], tuple[NDArray[np.int64], NDArray[np.bool_]]] = {}
         self.offsets: dict[bytes, tuple[pa.Array, pa.Array]] = {}
 
     def array(self, column: _Column) -> pa.Array:
         name = column.name
         if name == "key":
-            return self._strings([row.keys for row in self.rows], column)
+            return self._keys(column)
         if name in ("length", "valid_length"):
             flat = self.length if name == "length" else self.valid
             return self._lists(pa.array(flat, column.value_type), self.seen, column)
@@ -164,18 +166,41 @@ class _ListedColumns:
             return self._marks(column)
         if name in _STATISTICS:
             return self._statistic(column)
-        if name not in self.given:
-            return _nulls(len(self.rows), name)
-        values = [columns.get(name) for columns in self.columns]
-        if column.string:
-            return self._strings([values[number] for number in self.column_index], column)
-        arrays: dict[int, pa.Array | None] = {id(None): None}  # most columns share the lists made of their keys' tags
+        if name in TAG_NAMES:
+            return self._tag(column)
+        given = self.given.get(name)
+        return _nulls(len(self.rows), name) if given is None else self._given(given, column)
+
+    def _keys(self, column: _Column) -> pa.Array:
+        index: dict[str, int] = {}
+        lists = self.keys.distinct
+        ids = [np.array([index.setdefault(key, len(index)) for key in keys], dtype=np.int32) for keys in lists]
+        flat = self.keys.spread(ids, np.int32)
+        names = pa.array(list(index), pa.string())
+        return self._lists(pa.DictionaryArray.from_arrays(pa.array(flat), names), self.keys.here, column)
+
+    def _tag(self, column: _Column) -> pa.Array:
+        """A tag of the rows' keys, unless the caller gave the column."""
+        name = column.name
+        values: list[Sequence[Any] | None] = [None if tags is None else tags.get(name) for tags in self.tags]
+        for number, given in self.given.get(name, ()):
+            values[number] = given
+        made: dict[int, pa.Array] = {}
         for value in values:
-            if id(value) not in arrays:
-                arrays[id(value)] = _array(value, column.value_type)
-        made = [arrays[id(value)] for value in values]
-        here = np.array([array is not None for array in made])[self.column_index]
-        flat = pa.concat_arrays([array for number in self.column_index if (array := made[number]) is not None])
+            if value is not None and id(value) not in made:
+                made[id(value)] = _array(value, column.value_type)
+        if not made:
+            return _nulls(len(self.rows), name)
+        flat = pa.concat_arrays([made[id(value)] for value in values if value is not None])
+        return self._lists(flat, np.array([value is not None for value in values]), column)
+
+    def _given(self, given: list[tuple[int, Sequence[Any]]], column: _Column) -> pa.Array:
+        here = np.zeros(len(self.rows), dtype=bool)
+        here[[number for number, _ in given]] = True
+        if column.string:
+            flat = pa.array([text for _, values in given for text in values], pa.string()).dictionary_encode()
+        else:
+            flat = pa.concat_arrays([_array(values, column.value_type) for _, values in given])
         return self._lists(flat, here, column)
 
     def _statistic(self, column: _Column) -> pa.Array:
@@ -236,21 +261,6 @@ class _ListedColumns:
         borders = pa.array(np.arange(len(ats) + 1) * ats.shape[1], pa.int32())
         return self._lists(pa.ListArray.from_arrays(borders, marks), here, column)
 
-    def _strings(self, values: Sequence[Sequence[str | None] | None], column: _Column) -> pa.Array:
-        present = [value for value in values if value is not None]
-        if not present:
-            return _nulls(len(self.rows), column.name)
-        index: dict[str, int] = {}
-        made: dict[int, NDArray[np.int32]] = {}
-        for value in present:
-            if id(value) not in made:
-                numbers = [-1 if text is None else index.setdefault(text, len(index)) for text in value]
-                made[id(value)] = np.array(numbers, dtype=np.int32)
-        ids = np.concatenate([made[id(value)] for value in present])
-        indices = pa.array(ids, pa.int32(), mask=ids < 0)
-        flat = pa.DictionaryArray.from_arrays(indices, pa.array(list(index), pa.string()))
-        return self._lists(flat, np.array([value is not None for value in values]), column)
-
     def _lists(self, flat: pa.Array, here: NDArray[np.bool_], column: _Column) -> pa.Array:
         offsets, absent = self._offsets(here)
         return pa.ListArray.from_arrays(offsets, flat, type=column.type, mask=absent)
@@ -262,6 +272,32 @@ class _ListedColumns:
             offsets = pa.array(np.concatenate([np.zeros(1, dtype=np.int64), ends]), pa.int32())
             known = self.offsets[here.tobytes()] = (offsets, pa.array(~here))
         return known
+
+
+class _Grouped:
+    """Rows by the list they share: what is made of a list is made once and spread over its rows."""
+
+    def __init__(self, lists: Sequence[Sequence[Any] | None], counts: NDArray[np.int64]) -> None:
+        index: dict[int, int] = {}
+        self.distinct: list[Sequence[Any]] = []
+        places = np.full(len(lists), -1, dtype=np.int64)
+        for number, items in enumerate(lists):
+            if items is not None:
+                place = index.setdefault(id(items), len(index))
+                if place == len(self.distinct):
+                    self.distinct.append(items)
+                places[number] = place
+        self.here = places >= 0
+        sizes = np.array([len(items) for items in self.distinct], dtype=np.int64)
+        begins = np.cumsum(sizes) - sizes
+        rows = places[self.here]
+        ends = np.cumsum(sizes[rows]) if len(rows) else np.zeros(0, dtype=np.int64)
+        within = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - sizes[rows], sizes[rows])
+        self._take = np.repeat(begins[rows], sizes[rows]) + within
+
+    def spread(self, made: list[NDArray[Any]], dtype: Any) -> NDArray[Any]:
+        """One array a distinct list, laid out row after row."""
+        return (np.concatenate(made) if made else np.zeros(0, dtype=dtype))[self._take]
 
 
 def _array(value: Sequence[Any], type_: pa.DataType) -> pa.Array:

@@ -7,12 +7,14 @@ content is compared byte for byte with what was recorded before, and only equal 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lineage.fingerprint import fingerprint_long
 from lineage.statistics import Rows, RowStatistics, row_statistics
 
 _BLOCK = 1 << 16  # elements a pass: the working arrays stay in the second-level cache
@@ -77,6 +79,16 @@ class Contents:
         if self._pending_elements > _PENDING:
             self.evaluate()
         self._forget()
+        return number
+
+    def add_weights(self, arrays: Sequence[NDArray[Any]]) -> int:
+        """Fingerprint long rows now, one array a row, keeping none of them; returns a content number."""
+        number = len(self._items)
+        lengths = np.array([len(array) for array in arrays], dtype=np.int64)
+        fingerprints = np.array([fingerprint_long(array) for array in arrays], dtype=np.uint64)
+        self._items.append(_Content(None, lengths, lengths, evaluated=True))
+        self._places[number] = (len(self._blocks), 0)
+        self._blocks.append(RowStatistics(fingerprints))
         return number
 
     def statistics(self) -> tuple[list[RowStatistics], dict[int, tuple[int, int]]]:

@@ -24,18 +24,18 @@ TAG_COLUMNS: dict[str, str] = {
     "num_turns": "num_turns",
     "generated": "generated",
 }
-# tags that stay what they are while the key lives; status changes and is recorded where it is written
-_LASTING = (
-    "is_padding",
-    "global_steps",
-    "min_global_steps",
-    "max_global_steps",
-    "finish_reason",
-    "num_turns",
-    "generated",
-)
+# tags that stay what they are while the key lives, and the key's place in the queue: every row of the key carries them
+_LASTING = ("is_padding", "global_steps", "min_global_steps", "max_global_steps", "slot")
+TAG_NAMES = frozenset(TAG_COLUMNS.get(name, name) for name in _LASTING)
 
 _KEPT_LISTS = 64
+
+
+def tag_columns(tags: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Columns of the tags given with a call; those no tag has are left out."""
+    return {
+        column: [one.get(tag) for one in tags] for tag, column in TAG_COLUMNS.items() if any(tag in one for one in tags)
+    }
 
 
 class Elements:
@@ -43,8 +43,12 @@ class Elements:
 
     def __init__(self) -> None:
         self._tags: dict[str, dict[str, Any]] = {}
-        self._columns: dict[tuple[str, ...], dict[str, list[Any]]] = {}
+        self._columns: dict[tuple[str, ...], tuple[tuple[str, ...], dict[str, list[Any]]]] = {}
         self._asked: set[str] = set()  # keys in a kept list that had no tags
+
+    def note_slots(self, keys: Sequence[str], slots: Sequence[int]) -> None:
+        """Remember the places of keys in the queue."""
+        self.note(keys, [{"slot": slot} for slot in slots])
 
     def note(self, keys: Sequence[str], tags: Sequence[Mapping[str, Any]]) -> None:
         """Merge tags into what is known of ``keys``."""
@@ -67,8 +71,8 @@ class Elements:
         self._columns.clear()
         self._asked.clear()
 
-    def columns(self, keys: tuple[str, ...]) -> dict[str, list[Any]]:
-        """Tag columns of a list of keys; only those at least one key has a tag for.
+    def columns(self, keys: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, list[Any]]]:
+        """The list of keys as it was first seen, and its tag columns; only those at least one key has a tag for.
 
         A key that has tags but no ``is_padding`` is not padding.
         """
@@ -76,17 +80,17 @@ class Elements:
         if known is None:
             tags = [self._tags.get(key) for key in keys]
             self._asked.update(key for key, tag in zip(keys, tags, strict=True) if tag is None)
-            known = {}
+            columns = {}
             for name in _LASTING:
                 values = [None if tag is None else tag.get(name) for tag in tags]
                 if name == "is_padding":
                     values = [None if tag is None else bool(value) for tag, value in zip(tags, values, strict=True)]
                 if any(value is not None for value in values):
-                    known[TAG_COLUMNS[name]] = values
+                    columns[TAG_COLUMNS.get(name, name)] = values
             if len(self._columns) >= _KEPT_LISTS:
                 self._columns.clear()
                 self._asked.clear()
-            self._columns[keys] = known
+            known = self._columns[keys] = (keys, columns)
         return known
 
     def prompt_lengths(self, keys: Sequence[str]) -> NDArray[np.int64] | None:

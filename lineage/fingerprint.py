@@ -24,6 +24,8 @@ NAN_IMAGE = 0x7FF8000000000000
 UInt64 = NDArray[np.uint64]
 Int64 = NDArray[np.int64]
 
+_BLOCK = 1 << 15  # elements: the working arrays of a block stay in the second-level cache
+
 _R = np.uint64(R)
 _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
@@ -98,6 +100,21 @@ def fingerprint_rows(values: NDArray[Any], lengths: Int64) -> UInt64:
     terms *= powers(int(lengths.max()))[positions]
     result[full] = np.add.reduceat(terms, starts[full])
     return result
+
+
+def fingerprint_long(values: NDArray[Any]) -> int:
+    """Fingerprint of one long row, block by block: no array as long as the row is made.
+
+    Args:
+        values: ``(length,)`` elements, e.g. a weight matrix laid flat.
+    """
+    total = 0
+    table = powers(_BLOCK)
+    for begin in range(0, len(values), _BLOCK):
+        terms = mix_in_place(image(values[begin : begin + _BLOCK]))
+        terms *= table[: len(terms)]
+        total += pow(R, begin, 1 << 64) * int(terms.sum(dtype=np.uint64))
+    return total & MASK64
 
 
 def fingerprint_bytes(items: Sequence[bytes]) -> tuple[UInt64, Int64]:

@@ -9,19 +9,21 @@ from __future__ import annotations
 import contextvars
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from lineage.batch import FieldColumn
 from lineage.buffers import record_batch
-from lineage.compact import compact
+from lineage.compact import compact, parts_folder
 from lineage.contents import Contents
 from lineage.elements import Elements
 from lineage.errors import RecorderError
+from lineage.links import link
 from lineage.row import FinishedRow, Row, joined_columns, joined_keys, joined_rows
 from lineage.run import RunInfo
 from lineage.stage import NullStage, Stage
@@ -70,7 +72,7 @@ class Recorder:
         self.elements = Elements()
         self.global_steps = 0
         self.on_step_sealed: Callable[[int, pa.RecordBatch], None] | None = None
-        self._constants = {"run_id": info.run_id, "process": process, "rank": rank}
+        self._constants: dict[str, Any] = {"run_id": info.run_id, "process": process, "rank": rank}
         self._coord = dict(coord) if coord else None
         self._every = every
         self._reuse = reuse
@@ -78,7 +80,7 @@ class Recorder:
         self._open_stages: list[Stage] = []
         self._finished: list[FinishedRow] = []
         self._contents = Contents(reuse)
-        self._written: dict[tuple[Any, ...], tuple[str | None, int]] = {}
+        self._cleared: list[str] = []
         self._closed = False
         try:
             parts = self.folder / PARTS
@@ -138,13 +140,16 @@ class Recorder:
         for stage in self._open_stages:
             stage.close()  # a late writer's rows, and stages still open across the step
         self._open_stages.clear()
+        self.elements.forget(self._cleared)
+        self._cleared = []
         rows, contents = self._finished, self._contents
         self._finished, self._contents = [], Contents(self._reuse)
-        self._written.clear()
         state = self._state.state
         step, state["open_step"] = self.global_steps, None
         if rows:
             try:
+                rows.sort(key=lambda row: row.seq)
+                link(rows, self._constants["process"])
                 contents.evaluate()
                 batch = record_batch(rows, contents, {**self._constants, "global_steps": step})
                 self._writer.write(batch, step)
@@ -181,7 +186,8 @@ class Recorder:
         try:
             self._writer.seal(self.global_steps)
             self._state.close()
-            return compact(self.folder)
+            # nothing recorded leaves nothing to compact
+            return compact(self.folder) if parts_folder(self.folder) is not None else None
         except (OSError, pa.ArrowException) as failure:
             log.error("lineage: the trace stays in parts under %s: %s", self.folder / PARTS, failure)
             return None
@@ -192,6 +198,10 @@ class Recorder:
     def tracing(self) -> bool:
         """True in a step that is traced (``trace.every``)."""
         return self.global_steps == 0 or (self.global_steps - 1) % self._every == 0
+
+    def forget(self, keys: Sequence[str]) -> None:
+        """Cleared keys: their tags go when the step is sealed, so that a late writer's rows still carry them."""
+        self._cleared.extend(keys)
 
     def reserve(self, count: int) -> int:
         """Take ``count`` event numbers for rows that will be made later; the first of them."""
@@ -214,7 +224,6 @@ class Recorder:
                 nbytes=item.nbytes,
                 requires_grad=item.requires_grad,
             )
-        self._link(scalars)
         return Row(self._seq, scalars)
 
     def finish(self, row: Row) -> None:
@@ -224,6 +233,10 @@ class Recorder:
         except Exception as error:
             where = f"{row.scalars['stage']}.{row.scalars['op']}.{row.scalars['field']}"
             self.drop(1, f"{where}: {type(error).__name__}: {error}")
+
+    def fingerprint_weights(self, arrays: Sequence[NDArray[Any]]) -> int:
+        """Take the content of weights at once: no copy of them is kept. Returns its content number."""
+        return self._contents.add_weights(arrays)
 
     def drop(self, rows: int, why: str) -> None:
         """Count rows that were lost, and remember why: the trace will say that it is incomplete."""
@@ -239,32 +252,18 @@ class Recorder:
     def _finished_row(self, row: Row) -> FinishedRow:
         pieces, scalars = row.pieces, row.scalars
         n = sum(piece.n for piece in pieces)
-        keys = joined_keys(pieces)
+        keys, tags = joined_keys(pieces), None
         columns = joined_columns(pieces)
         if keys is not None and scalars["entity"] in ("trajectory", "prompt"):
-            tags = self.elements.columns(keys)
-            columns = {**tags, **columns} if columns else tags  # shared by the rows of the same keys
+            keys, tags = self.elements.columns(keys)
         rows = joined_rows(pieces)
         if rows is None:
-            return FinishedRow(row.seq, scalars, n, keys, columns)
+            return FinishedRow(row.seq, scalars, n, keys, columns, tags, row.content)
         if len(pieces) > 1 and scalars.get("shape"):
             scalars["shape"] = (n, *scalars["shape"][1:])
             scalars["nbytes"] = rows.values.nbytes
         first = next(piece.item for piece in pieces if piece.item is not None)
-        return FinishedRow(row.seq, scalars, n, keys, columns, self._contents.add(rows), first.width, rows.cuts)
-
-    def _link(self, scalars: dict[str, Any]) -> None:
-        """Remember who wrote a field of the queue, and tell a reader of it who that was."""
-        partition = scalars.get("partition")
-        if partition is None:
-            return
-        where = (partition, scalars["entity"], scalars["field"])
-        if scalars["op"] == "produce":
-            self._written[where] = (scalars.get("producer"), self._seq)
-        elif scalars["op"] == "consume" and where in self._written:
-            producer, seq = self._written[where]
-            scalars["producer"] = scalars.get("producer") or producer
-            scalars["parent"] = {"process": self._constants["process"], "seq": seq}
+        return FinishedRow(row.seq, scalars, n, keys, columns, tags, self._contents.add(rows), first.width, rows.cuts)
 
     @property
     def _pending(self) -> bool:

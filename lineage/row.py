@@ -35,11 +35,15 @@ class Piece(NamedTuple):
 
 @dataclass
 class Row:
-    """A row that is still open: its scalars are settled, its elements are being gathered."""
+    """A row that is still open: its scalars are settled, its elements are being gathered.
+
+    ``content`` is set where the content was taken at the call, and the pieces bring none.
+    """
 
     seq: int
     scalars: dict[str, Any]
     pieces: list[Piece] = field(default_factory=list)
+    content: int | None = None
 
 
 @dataclass
@@ -49,7 +53,8 @@ class FinishedRow:
     Attributes:
         n: number of elements.
         keys: ``(n,)`` keys, or None.
-        columns: listed columns given by the caller or by the tags of the keys.
+        columns: listed columns given by the caller.
+        tags: tag columns of the keys, shared by the rows of the same keys, or None.
         content: number in the step's content table, or None: the row has no content.
         width: content elements a position holds.
         cuts: ``(n, c)`` positions of the marks, in content elements.
@@ -60,6 +65,7 @@ class FinishedRow:
     n: int
     keys: tuple[str, ...] | None
     columns: dict[str, Sequence[Any]]
+    tags: dict[str, list[Any]] | None = None
     content: int | None = None
     width: int = 1
     cuts: NDArray[np.int64] | None = None

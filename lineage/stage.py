@@ -16,6 +16,7 @@ import numpy as np
 
 from lineage.batch import MASK_FIELDS, FieldColumn, column, container_name, items_of, padding_of, to_numpy
 from lineage.context import LossTerm, Optim, Resident, Weights
+from lineage.elements import tag_columns
 from lineage.errors import UsageError
 from lineage.gather import FEW, Gather, Kind, small_pieces
 from lineage.row import CONTEXT_NAMES, Piece, Row
@@ -182,9 +183,17 @@ class Stage:
         names = None if keys is None else tuple(keys)
         row.pieces.append(Piece(names, left.rows.n, None, None, None, vars(pairs)))
 
-    def reorder(self, keys: Keys, *, source_index: Sequence[int], **options: Any) -> None:
-        """Record a new order of rows: ``keys`` as they are now, and where each was before."""
-        self._keys_only("reorder", keys, {"source_index": source_index}, options)
+    def reorder(
+        self,
+        keys: Keys,
+        *,
+        source_index: Sequence[int],
+        tags: Sequence[Mapping[str, Any]] | None = None,
+        **options: Any,
+    ) -> None:
+        """Record a new order of rows: ``keys`` as they are now, where each was before, and the tags now beside them."""
+        carried = tag_columns(tags) if tags is not None else {}
+        self._keys_only("reorder", keys, {"source_index": source_index, **carried}, options)
 
     def filter(self, keys: Keys, **options: Any) -> None:
         """Record a declared choice of rows; ``columns`` may carry ``status`` and ``reason``."""
@@ -226,14 +235,20 @@ class Stage:
     @_guarded
     def params(self, op: str, named_tensors: Mapping[str, Any], *, field: str = "parameters", **context: Any) -> None:
         """Record named tensors, one element a tensor: a side of a weight sync, or the weights at the start."""
-        tensors = [to_numpy(tensor, copy=False).reshape(-1) for tensor in named_tensors.values()]
-        item = column(field, tensors, span="scalar")  # joins the tensors, so the values are a copy
-        item.rows.opaque = True
-        names = tuple(named_tensors)
-        dtypes = sorted({str(t.dtype).removeprefix("torch.") for t in named_tensors.values()})
-        item.dtype = ",".join(dtypes)
-        piece = Piece(names, len(names), item, None, None, None)
-        self._new_row(op, "param", field, {"container": "dict", **context}, item).pieces.append(piece)
+        arrays = [to_numpy(tensor, copy=False).reshape(-1) for tensor in named_tensors.values()]
+        dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in named_tensors.values()})
+        devices = sorted({str(tensor.device) for tensor in named_tensors.values()})
+        names, n = tuple(named_tensors), len(arrays)
+        row = self._new_row(op, "param", field, {"container": "dict", "span": "scalar", **context})
+        row.scalars.update(
+            layout="dense",
+            dtype=",".join(dtypes),
+            device=",".join(devices),
+            shape=(n, -1),
+            nbytes=sum(array.nbytes for array in arrays),
+        )
+        row.content = self.recorder.fingerprint_weights(arrays)
+        row.pieces.append(Piece(names, n, None, None, None, None))
 
     @_guarded
     def metrics(self, values: Mapping[str, float], **context: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from lineage.batch import items_of
 from lineage.context import Resident
-from lineage.elements import TAG_COLUMNS
+from lineage.elements import tag_columns
 from lineage.keys import parse_key
 from lineage.recorder import current_stage
 from lineage.stage import NullStage, Stage
@@ -108,16 +108,14 @@ class TracedQueue:
 
     def kv_clear(self, keys: Any, partition_id: str, **options: Any) -> Any:
         """Clear keys, and record which, and what is left."""
-        slots = self._slots(_listed(keys), partition_id)
         done = self._queue.kv_clear(keys, partition_id, **options)
-        self._cleared(keys, partition_id, slots)
+        self._cleared(keys, partition_id)
         return done
 
     async def async_kv_clear(self, keys: Any, partition_id: str, **options: Any) -> Any:
         """Async twin of :meth:`kv_clear`."""
-        slots = self._slots(_listed(keys), partition_id)
         done = await self._queue.async_kv_clear(keys, partition_id, **options)
-        self._cleared(keys, partition_id, slots)
+        self._cleared(keys, partition_id)
         return done
 
     # -- rows -----------------------------------------------------------------------------------------------------
@@ -127,13 +125,16 @@ class TracedQueue:
         if isinstance(stage, NullStage):
             return
         entity = _entity(keys, tags)
-        slots = self._slots(keys, partition)
+        elements = stage.recorder.elements
         if tags is not None:
-            stage.recorder.elements.note(keys, tags)
-            self._tagged(stage, keys, partition, entity, slots, tags)
+            elements.note(keys, tags)
+        slots = self._slots(keys, partition)
+        if slots is not None:
+            elements.note_slots(keys, slots)
+        if tags is not None:
+            self._tagged(stage, keys, partition, entity, tags)
         if fields is not None:
-            columns = {"slot": slots} if slots is not None else None
-            stage.produce(fields, keys=keys, entity=entity, partition=partition, columns=columns)
+            stage.produce(fields, keys=keys, entity=entity, partition=partition)
 
     def _tagged(
         self,
@@ -141,13 +142,9 @@ class TracedQueue:
         keys: Sequence[str],
         partition: str,
         entity: str,
-        slots: Sequence[int] | None,
         tags: Sequence[Mapping[str, Any]],
     ) -> None:
-        columns: dict[str, Sequence[Any]] = {} if slots is None else {"slot": slots}
-        for tag, column in TAG_COLUMNS.items():
-            if any(tag in one for one in tags):
-                columns[column] = [one.get(tag) for one in tags]
+        columns = tag_columns(tags)
         stage.tag(keys, entity=entity, partition=partition, columns=columns)
         numbers = {
             name: [int(one[name]) for one in tags]
@@ -155,7 +152,7 @@ class TracedQueue:
             if all(one.get(name) is not None for one in tags)
         }
         if numbers:
-            stage.record("tag", numbers, keys=keys, entity=entity, partition=partition, columns=columns)
+            stage.record("tag", numbers, keys=keys, entity=entity, partition=partition)
 
     def _got(self, keys: Any, partition: str, select_fields: Any, batch: Any) -> None:
         stage = current_stage()
@@ -169,33 +166,24 @@ class TracedQueue:
         found = [key for key in asked if key in known]
         context: dict[str, Any] = {"partition": partition, "asked_n": len(asked), "missing": missing}
         if items:
-            slots = self._slots(found, partition)
-            columns = {"slot": slots} if slots is not None else None
-            stage.consume(batch, keys=found, entity=_entity(found, None), columns=columns, **context)
+            stage.consume(batch, keys=found, entity=_entity(found, None), **context)
         for field in _listed(select_fields or ()):
             if field not in items:
                 stage.event("consume", field, entity=_entity(asked, None), container="TensorDict", **context)
 
-    def _cleared(self, keys: Any, partition: str, slots: Sequence[int] | None) -> None:
+    def _cleared(self, keys: Any, partition: str) -> None:
         stage = current_stage()
         names = _listed(keys)
         if isinstance(stage, NullStage) or not names:
             return
         resident = getattr(self._queue, "resident", None)
         left = Resident(*resident()) if resident is not None else None
-        columns = {"slot": slots} if slots is not None else None
         by_entity: dict[str, list[str]] = {}
         for key in names:
             by_entity.setdefault(_entity([key], None), []).append(key)
         for entity, some in by_entity.items():
-            stage.clear(
-                some,
-                entity=entity,
-                partition=partition,
-                resident=left,
-                columns=columns if len(by_entity) == 1 else None,
-            )
-        stage.recorder.elements.forget(names)
+            stage.clear(some, entity=entity, partition=partition, resident=left)
+        stage.recorder.forget(names)
 
     def _slots(self, keys: Sequence[str], partition: str) -> list[int] | None:
         indexes = getattr(self._queue, "global_indexes", None)

@@ -124,7 +124,11 @@ def test_late_writer_makes_a_later_row(tmp_path: Path) -> None:
             clear.clear(KEYS)
         stage.produce({"responses": [[2]]}, keys=KEYS[1:])
     table = rows_of(tmp_path / "run" / "trace.parquet")
-    assert [(r["stage"], r["op"]) for r in table] == [("rollout", "produce"), ("clear", "clear"), ("rollout", "produce")]
+    assert [(r["stage"], r["op"]) for r in table] == [
+        ("rollout", "produce"),
+        ("clear", "clear"),
+        ("rollout", "produce"),
+    ]
     assert [r["seq"] for r in table] == sorted(r["seq"] for r in table)
 
 
@@ -330,9 +334,18 @@ def test_processes_are_merged_by_step(tmp_path: Path) -> None:
     assert {r["process"] for r in table} == {"actor:0", "actor:1"}
 
 
+def test_run_that_ends_before_anything_is_recorded_says_only_that(tmp_path: Path) -> None:
+    """An error before the first row is the error the user sees, and no trace is left."""
+    with pytest.raises(ZeroDivisionError), lineage.record(tmp_path / "run"):
+        raise ZeroDivisionError
+    assert not (tmp_path / "run" / "trace.parquet").exists()
+
+
 def test_import_is_light() -> None:
     """import lineage and its hooks loads neither torch nor ray nor transformers."""
-    program = "import sys, lineage, lineage.hooks; print([m for m in ('torch', 'ray', 'transformers') if m in sys.modules])"
+    program = (
+        "import sys, lineage, lineage.hooks; print([m for m in ('torch', 'ray', 'transformers') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ)
     assert done.stdout.strip() == "[]"
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import fields
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lineage.fingerprint import compose, fingerprint_rows, fingerprint_strings, reference_fingerprint
+from lineage.fingerprint import compose, fingerprint_long, fingerprint_rows, fingerprint_strings, reference_fingerprint
 from lineage.statistics import Rows, row_statistics, tree_sum
 from lineage.statistics.reference import reference_row, reference_sum
 from lineage.statistics.rows import RowStatistics
@@ -68,13 +69,17 @@ def ragged(draw: st.DrawFn) -> Rows:
     if draw(st.booleans()):
         valid = np.array([draw(st.integers(0, n)) for n in lengths.tolist()], dtype=np.int64)
         if draw(st.booleans()):
-            starts = np.array([draw(st.integers(0, n - v)) for n, v in zip(lengths, valid, strict=True)], dtype=np.int64)
+            starts = np.array(
+                [draw(st.integers(0, n - v)) for n, v in zip(lengths, valid, strict=True)], dtype=np.int64
+            )
     if draw(st.booleans()):
         mask = np.array([draw(st.booleans()) for _ in range(len(values))], dtype=bool)
     cuts = None
     if draw(st.booleans()):
         ends = (lengths if valid is None else valid).tolist()
-        cuts = np.array([sorted(draw(st.lists(st.integers(0, n), min_size=2, max_size=2))) for n in ends], dtype=np.int64)
+        cuts = np.array(
+            [sorted(draw(st.lists(st.integers(0, n), min_size=2, max_size=2))) for n in ends], dtype=np.int64
+        )
     return Rows(values, lengths, starts, valid, mask, cuts)
 
 
@@ -119,6 +124,13 @@ def test_fingerprint_does_not_depend_on_dtype(dtype: str, values: list[float]) -
     row = np.array(values, dtype=dtype)
     got = fingerprint_rows(row, np.array([len(row)], dtype=np.int64))[0]
     assert int(got) == reference_fingerprint(values)
+
+
+@given(st.lists(st.floats(width=32), max_size=60))
+def test_long_rows_are_fingerprinted_block_by_block(values: list[float]) -> None:
+    """Blocks compose to the fingerprint of the whole row."""
+    with mock.patch("lineage.fingerprint._BLOCK", 7):
+        assert fingerprint_long(np.array(values, dtype=np.float32)) == reference_fingerprint(values)
 
 
 def test_fingerprint_of_strings_is_over_their_bytes() -> None:
