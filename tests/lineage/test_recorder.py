@@ -289,14 +289,19 @@ def test_torn_batch_at_the_end_of_a_part_is_skipped(tmp_path: Path) -> None:
 
 def test_run_that_raises_is_torn_where_it_was(tmp_path: Path) -> None:
     """An exception in step 2 leaves a readable trace that says which step it was and why it ended."""
-    with pytest.raises(ZeroDivisionError), lineage.record(tmp_path / "run") as recorder:
-        for step in (1, 2):
-            recorder.step(step)
-            with recorder.stage("rollout") as stage:
-                stage.produce(BATCH, keys=KEYS)
-            if step == 2:
-                raise ZeroDivisionError("boom")
-            recorder.seal()
+
+    def train() -> None:
+        with lineage.record(tmp_path / "run") as recorder:
+            for step in (1, 2):
+                recorder.step(step)
+                with recorder.stage("rollout") as stage:
+                    stage.produce(BATCH, keys=KEYS)
+                if step == 2:
+                    raise ZeroDivisionError("boom")
+                recorder.seal()
+
+    with pytest.raises(ZeroDivisionError):
+        train()
     state = pq.read_metadata(tmp_path / "run" / "trace.parquet").metadata[META_STATE]
     assert b'"torn": [2]' in state
     assert b"ZeroDivisionError: boom" in state

@@ -1,0 +1,64 @@
+"""A report as JSON: for programs; the names are those of the dataclasses."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from lineage.checks.engine import Report
+from lineage.checks.verdict import Verdict, Violation
+
+FORMAT_VERSION = 1
+
+
+def to_json(report: Report, indent: int | None = 2) -> str:
+    """The report as one JSON object."""
+    return json.dumps(to_dict(report), indent=indent)
+
+
+def to_dict(report: Report) -> dict[str, Any]:
+    """The report as plain dictionaries and lists."""
+    head = report.headline
+    return {
+        "format": FORMAT_VERSION,
+        "path": str(report.path),
+        "run_id": report.run_id,
+        "profile": report.profile.name,
+        "rows": report.rows,
+        "facts": report.facts,
+        "steps": report.steps,
+        "incomplete": report.state or None,
+        "exit_code": int(report.exit_code()),
+        "headline": None
+        if head is None
+        else {
+            "code": head.invariant.code,
+            "name": head.invariant.name,
+            "says": head.invariant.says,
+            "causes": head.invariant.causes,
+            "violation": _violation(head.violation),
+            "keys": list(head.keys),
+            "violations": head.count,
+            "consequences": [
+                {"code": one.code, "violations": one.count, "follows": one.follows or None} for one in head.consequences
+            ],
+        },
+        "verdicts": [_verdict(verdict) for verdict in report.verdicts],
+        "seconds": round(report.seconds, 3),
+    }
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "code": verdict.code,
+        "verdict": verdict.kind.value,
+        "examined": verdict.examined,
+        "violations": verdict.errors,
+        "warnings": verdict.warnings,
+        "needed": verdict.needed or None,
+        "first": _violation(verdict.first) if verdict.first is not None else None,
+    }
+
+
+def _violation(violation: Violation) -> dict[str, Any]:
+    return {name: getattr(violation, name) for name in Violation.__dataclass_fields__ if name != "ord"}

@@ -1,0 +1,34 @@
+-- code: KEY001
+-- name: trajectory keys parse
+-- severity: error
+-- says: Every trajectory key parses from the right as {uid}_{session_id}_{index}, and the uid field of a row equals the uid of its key.
+-- needs: key
+-- fields:
+-- examines: select sum(n) from events where entity = 'trajectory'
+-- subsumed_by:
+-- source: S3; verl splits keys from the left in replay_buffer.py and from the right in trainer_base.py
+-- causes: A custom agent loop built its own keys, or rows were written under another row's key.
+with trajectories as (
+    select id, arg_min(ord, late) as ord, arg_min(rid, late) as rid
+    from firsts join keyed using (k)
+    where entity = 'trajectory'
+    group by id
+),
+named as (select * from trajectories join keys using (id)),
+uids as (select uid, text_fingerprint(uid) as fp from (select distinct uid from named where uid is not null))
+select rid, key, '{uid}_{session_id}_{index}' as expected, key as actual, null as detail, null as severity
+from named
+where uid is null
+union all
+select b.uid_rid, k.key, 'uid field ' || k.uid, coalesce('uid field ' || other.uid, 'another uid'),
+    'the uid column and the key name different groups', null
+from base as b
+join keys as k using (id)
+join uids as mine on mine.uid = k.uid
+left join uids as other on other.fp = b.uid_fp
+where b.uid_fp is not null and b.uid_fp <> mine.fp
+union all
+select arg_min(rid, ord), min(key), 'a uid without _', uid, 'read from the left, this key names another uid', 'warning'
+from named
+where contains(uid, '_')
+group by uid

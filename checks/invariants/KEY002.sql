@@ -1,0 +1,71 @@
+-- code: KEY002
+-- name: groups are whole
+-- severity: error
+-- says: Real keys of a step and partition are unique, a uid has exactly its declared number of sessions unless it failed or a reason is recorded, and the indexes of a session are 0..k-1.
+-- needs: key
+-- fields:
+-- examines: select sum(n) from events where entity = 'trajectory' and ((stage = 'sample' and op = 'produce' and field = 'key') or (stage = 'rollout' and op = 'produce' and field = 'responses'))
+-- subsumed_by: KEY001
+-- source: S3
+-- causes: A session was lost between the agent loop and the replay buffer, was written twice, or rows were keyed alike.
+create or replace temp table batch as
+with candidates as (
+    select id, rid, ord, step_id, partition, stage
+    from key_cells
+    where op = 'produce' and stage = 'sample' and field = 'key'
+    union all
+    select id, rid, ord, step_id, partition, stage
+    from content_cells
+    where op = 'produce' and stage = 'rollout' and field = 'responses'
+)
+select c.*, k.group_id, k.session_id, k."index", b.is_padding,
+    c.stage = 'sample' or c.step_id not in (select step_id from candidates where stage = 'sample') as trained
+from candidates as c join keys as k using (id) left join base as b using (id);
+with doubled as (
+    select id, max(rid) as rid, count(*) as times
+    from batch
+    where not is_padding
+    group by step_id, partition, stage, id
+    having count(*) > 1
+),
+prompts as (
+    select step_id, hash(any_value(k.key)) as group_id, id, max(expected) as expected,
+        bool_or(status = 'failure' or reason is not null) as excused,
+        bool_or(stage = 'sample' and op = 'filter' and reason is null) as selected,
+        max(rid) filter (stage = 'sample' and op = 'filter') as rid
+    from group_cells join keys as k using (id)
+    where entity = 'prompt'
+    group by step_id, id
+),
+groups as (
+    select step_id, group_id, min(rid) as rid, min(id) as id, count(*) as sessions, max(last) as last,
+        max(outputs) as outputs, bool_or(last + 1 <> outputs) as holes
+    from (
+        select step_id, group_id, session_id, min(rid) as rid, min(id) as id, max("index") as last,
+            count(distinct "index") as outputs
+        from batch
+        where trained and group_id is not null and not is_padding
+        group by all
+    )
+    group by step_id, group_id
+),
+counted as (
+    select
+        coalesce(g.rid, p.rid) as rid, coalesce(g.id, p.id) as id,
+        coalesce(p.expected, (select rollout_n from settings)) as declared, coalesce(g.sessions, 0) as sessions,
+        coalesce(p.excused, false) as excused
+    from groups as g
+    full join prompts as p
+        on g.step_id = p.step_id and g.group_id = p.group_id
+    where g.group_id is not null or p.selected
+)
+select rid, key, 'once in the step' as expected, times || ' times' as actual, null as detail, null as severity
+from doubled join keys using (id)
+union all
+select rid, key, declared || ' sessions', sessions || ' sessions', coalesce('uid ' || uid, 'no session of this uid'), null
+from counted join keys using (id)
+where declared is not null and sessions <> declared and not excused
+union all
+select rid, key, 'indexes 0..k-1 in every session', 'a hole: last index ' || last || ', ' || outputs || ' outputs', null, null
+from groups join keys using (id)
+where holes

@@ -1,0 +1,120 @@
+"""The tables the invariants are written over, made once per trace.
+
+``events``: one row per trace row of a complete step, in order (``ord``), with the digest's signatures.
+``content_cells``, ``key_cells``, ``group_cells``: elements of the rows every check needs, with their row's scalars.
+``keys``: every key once, as ``id``, parsed from the right into ``uid``, ``session_id``, ``index``.
+``keyed``: the distinct key lists, as ``k`` and ``id``.
+``base``: one row per trajectory: its content as the rollout wrote it, against which later rows are held.
+``expected``: the signatures a row with key list ``k`` has when it agrees with ``base``.
+``suspects`` and ``elements``: an invariant names rows by ``rid`` in the first and reads their elements in the second.
+``settings``: what the configuration declares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from lineage.checks.digest import SCALARS, Digest, digest
+from lineage.checks.profiles import Profile
+from lineage.traces.trace import Trace, facts_of
+
+_TABLES = Path(__file__).parent / "tables.sql"
+
+
+class Workbench:
+    """The tables of one trace, in its own fenced connection."""
+
+    def __init__(self, trace: Trace, profile: Profile, threads: int = 2) -> None:
+        self.trace, self.profile = trace, profile
+        self.con = trace.connection
+        self.digest: Digest = digest(trace.source.files, threads)
+        self._fill()
+        #: fields with at least one row in a judged step
+        self.fields = frozenset(row[0] for row in self.con.execute("select distinct field from events").fetchall())
+
+    def _fill(self) -> None:
+        con, found = self.con, self.digest
+        con.register("digest_events", found.events)
+        for name, cells in found.cells.items():
+            con.register(f"digest_{name}", cells)
+        con.register("digest_names", found.names)
+        con.register("keyed", found.keyed)
+        con.register("unseen", pa.table({"step": pa.array(self.trace.state.unseen, pa.int64())}))
+        con.register("settings", self._settings())
+        for statement in statements(_TABLES.read_text("utf-8")):
+            con.execute(statement)
+        con.execute("create or replace temp table suspects (rid bigint)")
+        chosen = facts_of("(select * from stored where rid in (select rid from suspects))", "rid, ")
+        con.execute(f"create or replace temp view suspect_elements as {chosen}")
+        con.execute("create or replace temp table no_elements as select * from suspect_elements limit 0")
+
+    def _settings(self) -> pa.Table:
+        return pa.table(
+            {
+                "rollout_n": pa.array([self._setting("rollout", "n")], pa.int64()),
+                "metric_relative": pa.array([self.profile.metric_relative]),
+                "metric_absolute": pa.array([self.profile.metric_absolute]),
+            }
+        )
+
+    def recorded(self, column: str) -> bool:
+        """True when some row of the trace says something in this column."""
+        if column in SCALARS:
+            found = self.con.execute(f'select 1 from digest_events where "{column}" is not null limit 1')
+            return found.fetchone() is not None
+        return column in self.digest.seen
+
+    def _setting(self, *path: str) -> int | None:
+        """A number of the resolved configuration under ``actor_rollout_ref``, nested or dotted; None if not said."""
+        config: Any = self.trace.source.config
+        dotted = ".".join(("actor_rollout_ref", *path))
+        if dotted in config:
+            return int(config[dotted])
+        for name in ("actor_rollout_ref", *path):
+            config = config.get(name) if isinstance(config, Mapping) else None
+        return int(config) if isinstance(config, (int, float, str)) and str(config).isdigit() else None
+
+    def accuse(self, sql: str, severity: str = "error") -> pa.Table:
+        """Run an invariant: its last statement names violations, those before it may fill ``suspects``.
+
+        The rows of suspects are read from the file only when there are any: a clean trace costs no second reading.
+        """
+        *before, last = statements(sql)
+        self.con.execute("delete from suspects")
+        for statement in before:
+            self.con.execute(statement)
+        any_suspect = self.con.execute("select 1 from suspects limit 1").fetchone() is not None
+        source = "suspect_elements" if any_suspect else "no_elements"
+        self.con.execute(f"create or replace temp view elements as select * from {source}")
+        self.con.execute(f"create or replace temp table violations as {_named(last, severity)}")
+        first = "select * from violations order by ord, key nulls first limit 1000"
+        return self.con.sql(first).to_arrow_table()
+
+    def number(self, query: str) -> int:
+        """A single number."""
+        row = self.con.execute(query).fetchone()
+        return int(row[0] or 0) if row else 0
+
+
+def statements(sql: str) -> list[str]:
+    """Statements of a file, without its comments; each ends with a semicolon at the end of a line, the last may not."""
+    lines = [line for line in sql.splitlines() if not line.lstrip().startswith("--")]
+    return [part.strip() for part in "\n".join(lines).split(";\n") if part.strip().rstrip(";")]
+
+
+def _named(query: str, severity: str) -> str:
+    """Complete each violation with the event it happened in."""
+    return f"""
+        select e.run_id, e.global_steps, e.seq, e.process, e.stage, e.op, e.field, v.key, v.expected, v.actual,
+            v.detail, coalesce(v.severity, '{severity}') as severity, e.ord
+        from (
+            select rid, cast(key as varchar) as key, cast(expected as varchar) as expected,
+                cast(actual as varchar) as actual, cast(detail as varchar) as detail,
+                cast(severity as varchar) as severity
+            from ({query.rstrip(";")})
+        ) as v join events as e using (rid)
+    """

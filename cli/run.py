@@ -1,0 +1,253 @@
+"""``lineage run``: train with tracing on, check the trace, say what to do next."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from lineage.errors import MissingExtraError, UserError
+from lineage.run import TRACE_FILE, new_run_folder
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from lineage.recorder import NullRecorder, Recorder
+    from lineage.trainer.loggers import Tracking
+
+RUNS = Path("runs")
+INTERRUPTED = 130
+SCORE = "critic/score/mean"
+
+# group -> its keys that matter first; `--cfg job` prints them all
+CONFIG_GROUPS: dict[str, tuple[str, ...]] = {
+    "data": ("train_files", "train_batch_size", "max_prompt_length", "max_response_length", "truncation"),
+    "actor_rollout_ref.model": ("path",),
+    "actor_rollout_ref.actor": ("ppo_mini_batch_size", "ppo_epochs", "use_kl_loss", "kl_loss_coef", "clip_ratio"),
+    "actor_rollout_ref.actor.optim": ("lr", "weight_decay", "lr_warmup_steps", "lr_scheduler_type"),
+    "actor_rollout_ref.rollout": ("name", "n", "temperature", "top_p", "top_k"),
+    "actor_rollout_ref.ref": ("log_prob_micro_batch_size_per_gpu",),
+    "algorithm": ("adv_estimator", "norm_adv_by_std_in_grpo"),
+    "reward": ("scorer", "reward_manager"),
+    "reward.custom_reward_function": ("path", "name"),
+    "trainer": ("total_training_steps", "n_gpus_per_node", "device", "logger", "save_freq", "seed"),
+    "trace": ("enabled", "every", "keep_steps", "reuse", "weights"),
+}
+
+HELP = (
+    "Train with tracing on, then check the trace.\n\n"
+    "OVERRIDES are verl's dotted keys, as Hydra reads them: data.train_batch_size=16. "
+    "model.X and rollout.X are short for actor_rollout_ref.model.X and actor_rollout_ref.rollout.X.\n\n"
+    "Without any: the built-in tiny model on a built-in task, 3 steps, on this machine, no network.\n\n"
+    "Configuration groups:\n\n"
+    + "\n\n".join(f"{group}.{{{','.join(names)},...}}" for group, names in CONFIG_GROUPS.items())
+)
+
+
+@dataclass
+class Summary:
+    """What a run left behind.
+
+    Attributes:
+        run: run folder.
+        steps: steps trained.
+        scores: mean score of each step.
+        trace: the trace, or None when the run was not traced.
+        trace_bytes: its size.
+        interrupted: ended by Ctrl-C.
+    """
+
+    run: str
+    steps: int
+    scores: list[float]
+    trace: str | None = None
+    trace_bytes: int = 0
+    interrupted: bool = False
+
+
+def run_command(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="key=value, verl's dotted names.", show_default=False)
+    ] = None,
+    cfg: Annotated[
+        str | None, typer.Option("--cfg", help="Print the resolved configuration (job) and stop.", metavar="job")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the verdict only.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    # Typer shows HELP (below) as the docstring. Raises UserError for a configuration, dataset, model or reward that
+    # cannot run, and typer.Exit with 0 (trained and clean), what the check says, or 130 after Ctrl-C.
+    if cfg not in (None, "job"):
+        raise UserError(f"--cfg {cfg} is not known; --cfg job prints the resolved configuration")
+    _need_train_extra()
+    console = Console(highlight=False, soft_wrap=True, stderr=as_json, quiet=quiet)
+    config, lines = _configuration(overrides or [])
+    if cfg == "job":
+        from lineage.trainer.config import to_yaml
+
+        typer.echo(to_yaml(config), nl=False)
+        return
+    for line in lines:
+        console.print(line, markup=False)
+    summary = _run(config, console)
+    if as_json:
+        typer.echo(json.dumps(asdict(summary)))
+    else:
+        _print_summary(summary, console)
+    if summary.interrupted:
+        raise typer.Exit(INTERRUPTED)
+    if summary.trace is None:
+        return
+    from lineage.cli.check import check_trace
+
+    code = check_trace(Path(summary.trace), quiet=quiet, as_json=as_json)
+    _print_next(summary.trace, console)
+    raise typer.Exit(code)
+
+
+run_command.__doc__ = HELP
+
+
+def _need_train_extra() -> None:
+    """Fail in one line when a package of the train extra is missing.
+
+    Raises:
+        MissingExtraError: names the package and the pip line.
+    """
+    from importlib.util import find_spec
+
+    for module in ("torch", "tensordict", "transformers", "hydra", "torchdata"):
+        if find_spec(module) is None:
+            raise MissingExtraError("lineage run", "train", module)
+
+
+def _configuration(overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
+    """The validated configuration and what to say about it, a line each."""
+    from lineage.trainer.config import adapt_to_embedded, compose, validate_config
+
+    config = compose(overrides)
+    notes = adapt_to_embedded(config, overrides)
+    warnings = [f"warning: {line}" for line in validate_config(config)]
+    return config, [*notes, *warnings]
+
+
+def _run(config: DictConfig, console: Console) -> Summary:
+    """Train in a run folder of its own."""
+    _quiet_libraries()
+    from lineage import hooks
+    from lineage.trainer.config import config_hash, loggers, resolved, save
+    from lineage.trainer.loggers import Tracking
+    from lineage.trainer.models import find_model, is_made
+
+    path = config.actor_rollout_ref.model.path
+    if not is_made(path):
+        console.print(f"making model.path={path} in the cache, once", markup=False)
+    model = find_model(path, config.actor_rollout_ref.model.tokenizer_path)
+    folder = new_run_folder(RUNS)
+    save(config, folder)
+    off = _why_untraced(config)
+    console.print(f"run {folder}" + (f", untraced: {off}" if off else ""), markup=False)
+    facts = {
+        "framework": "lineage.trainer",
+        "mode": config.mode,
+        "seed": config.trainer.seed,
+        "config_hash": config_hash(config),
+        "model": path,
+        "model_hash": model.model_hash(),
+        "tokenizer_hash": model.tokenizer_hash(),
+    }
+    recorder = hooks.open_recorder(
+        folder,
+        run_id=folder.name,
+        enabled=off is None,
+        config=resolved(config),
+        run=facts,
+        every=config.trace.every,
+        keep_steps=config.trace.keep_steps,
+        reuse=config.trace.reuse,
+    )
+    interrupted = False
+    with Tracking(loggers(config), folder, console) as tracking:
+        try:
+            asyncio.run(_train(config, folder, tracking))
+        except KeyboardInterrupt as error:
+            interrupted = True
+            _close(recorder, error)
+        except BaseException as error:
+            _close(recorder, error)
+            raise
+        else:
+            recorder.close()
+    summary = Summary(str(folder), len(tracking.history), tracking.values(SCORE), interrupted=interrupted)
+    if off is None:
+        trace = folder / TRACE_FILE
+        # a trace that could not be compacted stays in parts, and the folder is what a reader opens
+        summary.trace = str(trace if trace.exists() else folder)
+        summary.trace_bytes = sum(file.stat().st_size for file in _files(Path(summary.trace)))
+    return summary
+
+
+def _close(recorder: Recorder | NullRecorder, error: BaseException) -> None:
+    """Seal what a run that did not end in order has recorded; with nothing recorded there is nothing to say."""
+    with contextlib.suppress(UserError):
+        recorder.close(error)
+
+
+async def _train(config: DictConfig, folder: Path, tracking: Tracking) -> None:
+    from lineage.trainer.grpo import PPOTrainerSync
+
+    trainer = PPOTrainerSync(config, folder=folder, tracking=tracking)
+    await trainer.init()
+    tracking.begin(trainer.total_training_steps)
+    await trainer.fit()
+
+
+def _why_untraced(config: DictConfig) -> str | None:
+    if os.environ.get("LINEAGE_DISABLED", "") not in ("", "0"):
+        return "LINEAGE_DISABLED is set"
+    return None if config.trace.enabled else "trace.enabled=false"
+
+
+def _quiet_libraries() -> None:
+    """Keep progress bars and notices of libraries out of the run's own lines; their errors still show."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+
+
+def _print_summary(summary: Summary, console: Console) -> None:
+    word = "interrupted after" if summary.interrupted else "trained"
+    scores = "" if not summary.scores else f", score {' '.join(f'{score:.3f}' for score in _ends(summary.scores))}"
+    console.print(f"{word} {summary.steps} steps{scores}", markup=False)
+    if summary.trace is not None:
+        console.print(f"trace {summary.trace} ({summary.trace_bytes / 1e6:.2f} MB)", markup=False)
+
+
+def _print_next(trace: str, console: Console) -> None:
+    query = "select stage, field, producer, consumer, count(*) from rows group by all"
+    console.print(f'next: lineage check {trace}\n      lineage sql {trace} "{query}"', markup=False)
+
+
+def _ends(scores: Sequence[float], most: int = 12) -> Sequence[float]:
+    """All the scores, or of a long run evenly spaced ones, the last among them."""
+    if len(scores) <= most:
+        return scores
+    places = [round(place * (len(scores) - 1) / (most - 1)) for place in range(most)]
+    return [scores[place] for place in places]
+
+
+def _files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]

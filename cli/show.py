@@ -1,0 +1,75 @@
+"""``lineage show``: the life of one trajectory or of a whole prompt group."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lineage.cli.table import print_table
+from lineage.traces import Life, life, open_trace
+from lineage.traces.life import Event
+
+_COLUMNS = (
+    "step", "stage", "op", "field", "key", "producer", "consumer", "shape", "valid", "mask_sum", "value", "dtype",
+    "device", "global_steps", "padding", "note",
+)  # fmt: skip
+
+
+def show_command(
+    trace: Annotated[Path, typer.Argument(help="Parquet file, run folder or glob.")],
+    name: Annotated[str, typer.Argument(help="Trajectory key, or the uid of a group.", metavar="KEY|UID")],
+) -> None:
+    """Show a trajectory's life, or a whole prompt group from uid to weight sync."""
+    with open_trace(trace) as opened:
+        found = life(opened, name)
+    typer.echo(f"uid {found.uid}")
+    typer.echo(f"trajectories {', '.join(found.keys) or 'none'}")
+    typer.echo(f"step {', '.join(map(str, found.steps))}\n")
+    print_table(_COLUMNS, [_row(event, found) for event in found.events])
+
+
+def _row(event: Event, found: Life) -> tuple[object, ...]:
+    return (
+        event.global_steps,
+        event.stage,
+        event.op,
+        event.field,
+        _short(event.key, found),
+        event.producer,
+        event.consumer,
+        "x".join("*" if size < 0 else str(size) for size in event.shape) if event.shape else event.length,
+        event.valid_length,
+        event.mask_sum,
+        event.value,
+        event.dtype,
+        event.device,
+        _versions(event),
+        {True: "yes", False: "no"}.get(event.is_padding) if event.is_padding is not None else None,
+        _note(event),
+    )
+
+
+def _short(key: str, found: Life) -> str | None:
+    """A group's trajectories by session and index: the uid is printed once, above."""
+    if not key:
+        return None
+    return key.removeprefix(found.uid) or "uid"
+
+
+def _versions(event: Event) -> str | None:
+    if event.min_global_steps is None and event.global_steps_tag is None:
+        return None
+    tag = "-" if event.global_steps_tag is None else event.global_steps_tag
+    return f"{tag} ({event.min_global_steps}..{event.max_global_steps})"
+
+
+def _note(event: Event) -> str | None:
+    parts = [part for part in (event.status, event.finish_reason, event.reason) if part]
+    if event.mini_batch is not None:
+        micro = f".{event.micro_batch}" if event.micro_batch is not None else ""
+        parts.append(f"mini-batch {event.mini_batch}{micro}")
+    if event.weights_version is not None:
+        parts.append(f"weights {event.weights_version}")
+    return ", ".join(parts) or None

@@ -1,0 +1,35 @@
+"""Tables: ruled and coloured in a terminal, plain aligned text when piped."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print rows under their column names. NO_COLOR is honoured by rich; a pipe gets no rules and no colour."""
+    cells = [[_text(value) for value in row] for row in rows]
+    if sys.stdout.isatty():
+        table = Table(*columns, header_style="bold", pad_edge=False)
+        for row in cells:
+            table.add_row(*map(_escape, row))
+        Console().print(table)
+        return
+    widths = [max([len(name), *(len(row[i]) for row in cells)]) for i, name in enumerate(columns)]
+    for row in [list(columns), *cells]:
+        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value)
+
+
+def _escape(text: str) -> str:
+    return text.replace("[", r"\[")

@@ -1,0 +1,134 @@
+"""The actor worker: told keys, it gets and puts values at the queue itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from tensordict import TensorDict
+
+from lineage.hooks import LineageError
+from lineage.trainer.actor import ActorRolloutRefWorker, MissingDataError, fetch, resident_copy
+from lineage.trainer.config.actor_rollout_ref import ActorRolloutRefConfig
+from lineage.trainer.dump import DumpError, dump_rollouts
+from lineage.trainer.engine.topology import embedded_topology
+from lineage.trainer.models import load_model
+from lineage.trainer.protocol import KVBatchMeta, lengths_of, nested_from_list
+from lineage.trainer.queue import LocalTransferQueue
+from lineage.trainer.rollout.hf import HFRollout
+from lineage.trainer.setup import use_few_threads
+from lineage.trainer.weight_sync import CheckpointEngineManager
+
+KEYS = ["u_0_0", "u_1_0"]
+
+
+@pytest.fixture
+def queue():
+    """Two trajectories of 5 and 7 tokens."""
+    store = LocalTransferQueue()
+    rows = [torch.arange(5, 10), torch.arange(5, 12)]
+    fields = {
+        "input_ids": nested_from_list(rows),
+        "attention_mask": nested_from_list([torch.ones_like(row) for row in rows]),
+        "position_ids": nested_from_list([torch.arange(len(row)) for row in rows]),
+        "prompts": nested_from_list([row[:3] for row in rows]),
+        "responses": nested_from_list([row[3:] for row in rows]),
+        "rm_scores": nested_from_list([torch.zeros(len(row) - 3) for row in rows]),
+    }
+    store.kv_batch_put(KEYS, "train", TensorDict(fields, batch_size=[2]))
+    return store
+
+
+@pytest.fixture
+def batch():
+    """The two by key."""
+    tags = [{"is_padding": False, "prompt_len": 3, "response_len": length} for length in (2, 4)]
+    return KVBatchMeta(KEYS, tags, "train")
+
+
+@pytest.fixture
+def worker(tiny, queue):
+    """Actor and reference on the tiny model."""
+    model = load_model(tiny)
+    use_few_threads(model)
+    return ActorRolloutRefWorker(
+        queue,
+        model,
+        OmegaConf.structured(ActorRolloutRefConfig()),
+        embedded_topology(1, 1),
+        total_training_steps=1,
+        pad_token_id=0,
+        with_reference=True,
+    )
+
+
+def test_log_probs_are_written_at_full_length(worker, queue, batch):
+    """compute_log_prob puts log_probs and entropy as long as the sequence."""
+    worker.compute_log_prob(batch)
+    data = queue.kv_batch_get(KEYS, "train", ["log_probs", "entropy"])
+    assert lengths_of(data["log_probs"]).tolist() == lengths_of(data["entropy"]).tolist() == [5, 7]
+    assert (data["log_probs"].values() <= 0).all()
+
+
+def test_the_reference_is_a_frozen_copy(worker, queue, batch):
+    """It scores like the actor at first, and stays when the actor moves."""
+    worker.compute_log_prob(batch)
+    own = queue.kv_batch_get(KEYS, "train", ["log_probs"])["log_probs"].values()
+    worker.compute_ref_log_prob(batch)
+    first = queue.kv_batch_get(KEYS, "train", ["log_probs"])["log_probs"].values()
+    assert torch.equal(own, first)
+    with torch.no_grad():
+        worker.actor.module.lm_head.weight.mul_(2.0)
+    worker.compute_ref_log_prob(batch)
+    assert torch.equal(queue.kv_batch_get(KEYS, "train", ["log_probs"])["log_probs"].values(), first)
+    assert not any(parameter.requires_grad for parameter in worker.reference.parameters())
+
+
+def test_without_a_reference_there_is_nothing_to_compute(worker, batch):
+    """Asking for reference log-probs of a worker without one is an error that says so."""
+    worker.reference = None
+    with pytest.raises(LineageError, match="without a reference"):
+        worker.compute_ref_log_prob(batch)
+
+
+def test_what_the_queue_drops_is_noticed(queue, batch):
+    """A row that is gone, or a field that one row lacks, stops the step instead of shrinking it."""
+    with pytest.raises(MissingDataError, match="without nothing_here"):
+        fetch(queue, batch, ["input_ids", "nothing_here"])
+    queue.kv_clear(KEYS[:1], "train")
+    with pytest.raises(MissingDataError, match="1 of 2 rows"):
+        fetch(queue, batch, ["input_ids"])
+
+
+def test_weight_sync_gives_the_rollout_the_actors_weights(worker):
+    """After a sync the engine has the actor's tensors bit for bit, under the version, awake, in a new cache epoch."""
+    rollout = HFRollout(resident_copy(worker.actor.module), eos_token_ids=[3], pad_token_id=0)
+    manager = CheckpointEngineManager(worker, [rollout])
+    with torch.no_grad():
+        worker.actor.module.lm_head.weight.add_(0.5)
+    manager.update_weights(3)
+    assert (rollout.version, rollout.asleep, rollout.cache_epoch) == (3, False, 1)
+    sent, received = dict(worker.state_dict()), rollout.resident()
+    assert sent.keys() == received.keys()
+    assert all(torch.equal(tensor, received[name]) for name, tensor in sent.items())
+    assert all(tensor.data_ptr() != received[name].data_ptr() for name, tensor in sent.items())
+    manager.sleep_replicas()
+    assert rollout.asleep
+
+
+def test_dump_leaves_padding_out(queue, batch, tokenizer, tmp_path):
+    """One line a real trajectory, with its key."""
+    batch.tags[1]["is_padding"] = True
+    path = dump_rollouts(tmp_path, 4, queue, batch, tokenizer)
+    lines = path.read_text().splitlines()
+    assert path.name == "4.jsonl"
+    assert len(lines) == 1
+    assert KEYS[0] in lines[0]
+
+
+def test_a_dump_folder_that_cannot_be_written_is_one_line(queue, batch, tokenizer, tmp_path):
+    """A file in the way is named with the key to set."""
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(DumpError, match="rollout_data_dir"):
+        dump_rollouts(blocked / "inside", 1, queue, batch, tokenizer)

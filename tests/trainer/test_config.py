@@ -1,0 +1,225 @@
+"""The configuration: verl's names in, one resolved tree out, every mistake one clear line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from omegaconf import OmegaConf
+
+from lineage.hooks import UserError
+from lineage.trainer.config import (
+    ConfigError,
+    adapt_to_embedded,
+    compose,
+    config_hash,
+    keys,
+    loggers,
+    need_reference_policy,
+    save,
+    to_yaml,
+    validate_config,
+)
+
+# what the seed says run_qwen3_4b_fsdp.sh sets
+SCRIPT = [
+    "algorithm.adv_estimator=grpo",
+    "algorithm.use_kl_in_reward=False",
+    "data.train_batch_size=16",
+    "data.max_prompt_length=512",
+    "data.max_response_length=1024",
+    "data.filter_overlong_prompts=True",
+    "data.truncation='error'",
+    "actor_rollout_ref.actor.use_kl_loss=True",
+    "actor_rollout_ref.actor.fsdp_config.param_offload=False",
+    "actor_rollout_ref.actor.fsdp_config.optimizer_offload=False",
+    "actor_rollout_ref.actor.use_dynamic_bsz=True",
+    "actor_rollout_ref.rollout.name=vllm",
+    "actor_rollout_ref.rollout.n=8",
+    "actor_rollout_ref.rollout.free_cache_engine=True",
+    "actor_rollout_ref.ref.fsdp_config.param_offload=True",
+]
+
+
+def test_default_is_valid_and_small():
+    """The configuration without overrides validates without a warning and trains three steps."""
+    config = compose()
+    assert validate_config(config) == []
+    assert config.trainer.total_training_steps == 3
+    assert need_reference_policy(config)
+
+
+def test_every_override_of_the_script_is_accepted():
+    """Each override the seed names is taken by its verl name and lands in the tree or is said to have no meaning."""
+    config = compose(SCRIPT)
+    lines = adapt_to_embedded(config, SCRIPT)
+    validate_config(config)
+    assert config.actor_rollout_ref.rollout.n == 8
+    assert config.data.truncation == "error"
+    said = [line.split("=")[0].removeprefix("ignored: ") for line in lines]
+    assert said == [
+        "actor_rollout_ref.rollout.name",
+        "actor_rollout_ref.actor.use_dynamic_bsz",
+        "actor_rollout_ref.ref.fsdp_config.param_offload",
+    ]
+    assert all("has no meaning in embedded mode" in line for line in lines)
+
+
+def test_replaced_values_say_what_runs():
+    """The resolved configuration names the engine that really generates, not the one that was asked for."""
+    config = compose(["rollout.name=vllm"])
+    adapt_to_embedded(config, ["rollout.name=vllm"])
+    assert config.actor_rollout_ref.rollout.name == "hf"
+
+
+def test_a_default_typed_out_is_not_mentioned():
+    """A key without meaning set to its default is no news."""
+    override = ["actor_rollout_ref.rollout.tensor_model_parallel_size=1"]
+    assert adapt_to_embedded(compose(override), override) == []
+
+
+@pytest.mark.parametrize("name", ["model.path", "actor_rollout_ref.model.path"])
+def test_shortcut_and_full_name_are_one_key(name):
+    """model.path is actor_rollout_ref.model.path."""
+    assert compose([f"{name}=smollm2"]).actor_rollout_ref.model.path == "smollm2"
+
+
+def test_hydra_grammar_is_kept():
+    """Lists, quotes, null and free keys of a map read as Hydra reads them; the last of two overrides wins."""
+    config = compose(
+        [
+            'trainer.logger=\'["console","jsonl"]\'',
+            "actor_rollout_ref.actor.optim.betas=[0.8,0.9]",
+            "data.seed=null",
+            "data.apply_chat_template_kwargs.enable_thinking=false",
+            "trainer.seed=1",
+            "trainer.seed=2",
+        ]
+    )
+    assert OmegaConf.to_container(config.actor_rollout_ref.actor.optim.betas) == [0.8, 0.9]
+    assert config.data.apply_chat_template_kwargs.enable_thinking is False
+    assert (config.data.seed, config.trainer.seed) == (None, 2)
+
+
+def test_one_logger_or_several():
+    """trainer.logger takes one name or a list, as verl does."""
+    assert loggers(compose(["trainer.logger=console"])) == ["console"]
+    assert loggers(compose(["trainer.logger=[console,jsonl]"])) == ["console", "jsonl"]
+
+
+def test_epochs_alone_lift_the_step_limit():
+    """total_epochs without total_training_steps runs whole epochs."""
+    assert compose(["trainer.total_epochs=2"]).trainer.total_training_steps is None
+    both = compose(["trainer.total_epochs=2", "trainer.total_training_steps=5"])
+    assert both.trainer.total_training_steps == 5
+
+
+def test_the_default_mini_batch_follows_a_smaller_batch():
+    """A batch smaller than the default mini-batch is one mini-batch; a mini-batch that was typed is not touched."""
+    config = compose(["data.train_batch_size=2"])
+    assert config.actor_rollout_ref.actor.ppo_mini_batch_size == 2
+    assert validate_config(config) == []
+    typed = compose(["data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=4"])
+    assert typed.actor_rollout_ref.actor.ppo_mini_batch_size == 4
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("data.train_batch=3", "data.train_batch_size"),
+        ("actor.ppo_epochs=2", "actor_rollout_ref.actor.ppo_epochs"),
+        ("lr=3", "actor_rollout_ref.actor.optim.lr"),
+        ("rollout.temprature=1", "actor_rollout_ref.rollout.temperature"),
+        ("+data.train_filez=x", "data.train_files"),
+        ("nothing.like.it=1", "--cfg job"),
+        ("data=3", "data.train_files"),
+        ("data.seed=1,2", "data.seed=[a,b]"),
+        ("~data.seed", "cannot be deleted"),
+        ("train", "not key=value"),
+        ("data.train_batch_size=abc", "data.train_batch_size: Value 'abc'"),
+        ("trainer.save_freq=1.5", "trainer.save_freq: Value '1.5'"),
+    ],
+)
+def test_bad_override_is_one_line(override, expected):
+    """A bad override is a user's error of one line with the nearest valid name or the reason."""
+    with pytest.raises(ConfigError) as caught:
+        compose([override])
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, UserError)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("mode=ray", "mode=ray is not supported; use one of: embedded"),
+        ("algorithm.adv_estimator=gae", "use one of: grpo"),
+        ("algorithm.use_kl_in_reward=true", "actor_rollout_ref.actor.use_kl_loss=true"),
+        ("trace.capture_text=true", "keeps no text"),
+        ("rollout.name=trtllm", "use one of: hf"),
+        ("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum", "use one of: token-mean"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=9", "greater than data.train_batch_size=8"),
+        ("data.train_batch_size=0", "data.train_batch_size=0 must be greater than 0"),
+        ("rollout.n=-1", "must be greater than 0"),
+        ("data.truncation=cut", "error, left, right, middle"),
+        ("trainer.n_gpus_per_node=3", "does not divide over 3"),
+        ("rollout.temperature=0", "must be greater than 0"),
+        ("rollout.top_p=1.5", "(0, 1]"),
+        ("rollout.top_k=0", "-1 (all tokens)"),
+        ("trainer.logger=[console,wandb]", "unknown wandb; known: console, jsonl"),
+        ("trainer.resume_mode=resume_path", "use one of: disable, auto"),
+        ("trainer.device=tpu", "auto, cpu, cuda"),
+        ("actor_rollout_ref.actor.optim.betas=[0.9]", "two numbers"),
+        ("actor_rollout_ref.actor.clip_ratio=-0.1", "must not be negative"),
+        ("actor_rollout_ref.actor.clip_ratio_c=1.0", "greater than 1"),
+        ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=0", "must be greater than 0"),
+    ],
+)
+def test_what_cannot_run_is_refused(override, expected):
+    """A value this version cannot honour is one line that names the key and what is supported."""
+    with pytest.raises(ConfigError) as caught:
+        validate_config(compose([override]))
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_batch_that_does_not_divide_is_padded_and_said():
+    """B % M != 0 is allowed: the balance stage pads, and one warning gives the rows."""
+    config = compose(["data.train_batch_size=6", "actor_rollout_ref.actor.ppo_mini_batch_size=4"])
+    (line,) = validate_config(config)
+    assert "padded from 24 to 32 rows" in line
+
+
+def test_no_reference_without_a_kl():
+    """The reference policy is needed only when a KL is on."""
+    assert not need_reference_policy(compose(["actor_rollout_ref.actor.use_kl_loss=false"]))
+
+
+def test_hash_follows_the_content():
+    """Equal configurations have equal hashes however they were typed; a changed value changes it."""
+    assert config_hash(compose(["model.path=tiny"])) == config_hash(compose())
+    assert config_hash(compose(["trainer.seed=7"])) != config_hash(compose())
+
+
+def test_saved_yaml_reads_back(tmp_path):
+    """The file beside the trace is the resolved configuration."""
+    config = compose(["trainer.seed=7"])
+    path = save(config, tmp_path)
+    assert OmegaConf.load(path) == OmegaConf.create(to_yaml(config))
+    assert OmegaConf.load(path).trainer.seed == 7
+
+
+def test_every_key_can_be_overridden():
+    """Each key of the tree, typed out with its own default, composes to the default configuration."""
+    plain = [(name, default) for name, default, _ in keys() if isinstance(default, int | float | bool)]
+    assert len(plain) > 60
+    overrides = [f"{name}={default}" for name, default in plain if name != "trainer.total_epochs"]
+    assert compose(overrides) == compose()
+
+
+def test_compose_writes_nothing_and_imports_no_torch(tmp_path):
+    """Composing leaves no outputs/ folder behind and needs no torch."""
+    code = "import sys; from lineage.trainer.config import compose; compose(); sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,78 @@
+"""Metrics under verl's names."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lineage.trainer.metrics import (
+    DataRows,
+    StepTimer,
+    compute_data_metrics,
+    compute_rollout_metrics,
+    compute_throughput_metrics,
+    mean_metrics,
+)
+
+
+def rows(**changes):
+    """Two trajectories of 2 and 3 response tokens, the last one with an observation token."""
+    known = {
+        "rm_scores": [torch.tensor([0.0, 1.0]), torch.tensor([0.0, 0.0, 3.0])],
+        "token_level_rewards": [torch.tensor([0.0, 1.0]), torch.tensor([0.0, 0.0, 2.0])],
+        "advantages": [torch.tensor([-1.0, -1.0]), torch.tensor([1.0, 0.0, 1.0])],
+        "returns": [torch.tensor([-1.0, -1.0]), torch.tensor([1.0, 0.0, 1.0])],
+        "response_mask": [torch.tensor([1, 1]), torch.tensor([1, 0, 1])],
+        "prompt_lens": torch.tensor([4, 6]),
+        "num_turns": torch.tensor([2, 4]),
+        "clipped_at": 3,
+        "prompts_clipped_at": 8,
+    }
+    return DataRows(**{**known, **changes})
+
+
+def test_data_metrics_are_verls():
+    """Scores are sums per trajectory, advantages are over masked tokens, lengths count the container."""
+    metrics = compute_data_metrics(rows())
+    assert metrics["critic/score/mean"] == 2.0
+    assert metrics["critic/score/max"] == 3.0
+    assert metrics["critic/rewards/mean"] == 1.5
+    assert metrics["critic/advantages/mean"] == 0.0
+    assert metrics["response_length/mean"] == 2.5
+    assert metrics["response_length/clip_ratio"] == 0.5
+    assert metrics["policy_length/max"] == 2.0
+    assert metrics["prompt_length/min"] == 4.0
+    assert metrics["num_turns/mean"] == 3.0
+
+
+def test_no_real_row_has_no_data_metrics():
+    """A batch of padding alone says nothing of the data."""
+    assert compute_data_metrics(rows(prompt_lens=torch.zeros(0))) == {}
+
+
+def test_rollout_difference_is_of_probabilities_under_the_mask():
+    """The difference is of probabilities, and what lies outside the mask does not enter."""
+    old, rollout = torch.tensor([0.5, 0.2]).log(), torch.tensor([0.4, 0.9]).log()
+    metrics = compute_rollout_metrics(old, rollout, torch.tensor([1, 0]))
+    assert metrics["training/rollout_probs_diff_max"] == pytest.approx(0.1)
+    assert compute_rollout_metrics(old, rollout, torch.zeros(2)) == {}
+
+
+def test_throughput_is_tokens_by_rank_and_second():
+    """Tokens over seconds times ranks."""
+    assert compute_throughput_metrics(600, 2.0, 3)["perf/throughput"] == 100.0
+
+
+def test_mean_over_optimiser_steps():
+    """A metric that only some steps have is averaged over those."""
+    assert mean_metrics([{"a": 1.0}, {"a": 3.0, "b": 5.0}]) == {"a": 2.0, "b": 5.0}
+
+
+def test_timer_adds_up_by_name():
+    """A stage entered twice has one time, under verl's prefix."""
+    timer = StepTimer()
+    for _ in range(2):
+        with timer("gen"):
+            pass
+    assert list(timer.metrics()) == ["timing_s/gen"]
+    assert timer.metrics()["timing_s/gen"] >= 0.0

@@ -1,0 +1,170 @@
+"""Rule rewards: the right scorer for a row, its score, and one line when there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from lineage.hooks import UserError
+from lineage.trainer.config import compose
+from lineage.trainer.reward import SCORERS, RewardError, RewardLoopWorker, load_scorer, reward_manager, scorer_of
+from lineage.trainer.reward.registry import DATA_SOURCES
+from lineage.trainer.tasks import make_rows
+
+CUSTOM = """
+async def slow(data_source, solution_str, ground_truth, extra_info):
+    return {"score": len(solution_str), "note": "kept"}
+
+def compute_score(data_source, solution_str, ground_truth, extra_info, bonus=0.0):
+    return (solution_str == ground_truth) + bonus + extra_info.get("more", 0)
+
+def nothing(**arguments):
+    return None
+"""
+
+
+def row(source="builtin/add", truth="5", **extra):
+    """A dataset row as the agent loop has it."""
+    truth_of = {"style": "rule", "ground_truth": truth}
+    return {"data_source": source, "reward_model": truth_of, "extra_info": extra, "index": 3}
+
+
+@pytest.fixture
+def score(tokenizer):
+    """Scores a text against a row with overrides of the reward section."""
+
+    def run(text, a_row, *overrides):
+        manager = reward_manager(compose([f"reward.{override}" for override in overrides]).reward, tokenizer)
+        return asyncio.run(RewardLoopWorker(manager).compute_score("u_0_0", tokenizer(text)["input_ids"], a_row))
+
+    return run
+
+
+@pytest.fixture
+def custom(tmp_path):
+    """Override that names the user's own file."""
+    path = tmp_path / "mine.py"
+    path.write_text(CUSTOM)
+    return f"custom_reward_function.path={path}"
+
+
+def test_special_tokens_are_not_scored(score):
+    """The end-of-sequence token is no part of the answer."""
+    assert score("5<|im_end|>", row()) == 1.0
+
+
+@pytest.mark.parametrize(("text", "expected"), [(" 5 ", 1.0), ("5.", 0.0), ("", 0.0)])
+def test_exact_match(score, text, expected):
+    """The built-in sum is right or wrong, spaces at the ends aside."""
+    assert score(text, row()) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "truth", "expected"),
+    [
+        ("The answer is -4.", "-4", 1.0),
+        ("so it is \\boxed{\\frac{1}{2}}", "0.5", 1.0),
+        ("The answer is 3.", "-4", 0.0),
+        ("no idea", "-4", 0.0),
+        ("", "-4", 0.0),
+    ],
+)
+def test_math_verify_reads_the_answer_out_of_a_sentence(score, text, truth, expected):
+    """A number or an expression anywhere in the answer is compared by value."""
+    assert score(text, row("openai/gsm8k", truth)) == expected
+
+
+def test_math_verify_scores_the_same_in_a_thread():
+    """Off the main thread, where its signal is forbidden, the score is the same and not silently 0."""
+    found: list[float] = []
+    arguments = {"data_source": "s", "solution_str": "it is 12", "ground_truth": "12", "extra_info": {}}
+    thread = threading.Thread(target=lambda: found.append(SCORERS["math_verify"](**arguments)))
+    thread.start()
+    thread.join()
+    assert found == [1.0]
+
+
+def test_reasoning_gym_rows_are_scored_by_kind(score):
+    """Arithmetic goes to math-verify, other tasks to their own scorer."""
+    (sum_row,) = make_rows("reasoning_gym:basic_arithmetic", 1, seed=1)
+    (letters,) = make_rows("reasoning_gym:letter_counting", 1, seed=1)
+    assert scorer_of(sum_row["data_source"]) is SCORERS["math_verify"]
+    assert scorer_of(letters["data_source"]) is SCORERS["reasoning_gym"]
+    assert score(f"It is {sum_row['reward_model']['ground_truth']}.", sum_row) == 1.0
+    assert score(letters["reward_model"]["ground_truth"], letters) == 1.0
+
+
+def test_every_known_source_has_a_registered_scorer():
+    """The table of data sources names only scorers that exist."""
+    assert set(DATA_SOURCES.values()) <= set(SCORERS)
+
+
+def test_unknown_source_lists_the_known(score):
+    """A row nobody can score is one line with the known sources and the two ways to choose."""
+    with pytest.raises(RewardError) as caught:
+        score("5", row("mine/own"))
+    assert "'mine/own'" in str(caught.value)
+    assert "openai/gsm8k" in str(caught.value)
+    assert "reward.scorer" in str(caught.value)
+    assert isinstance(caught.value, UserError)
+
+
+def test_a_named_scorer_takes_every_row(score):
+    """reward.scorer overrules the data source."""
+    assert score("5", row("mine/own"), "scorer=exact_match") == 1.0
+
+
+def test_unknown_scorer_and_manager_name_what_there_is(tokenizer):
+    """A misspelt scorer gets the nearest, a manager the list."""
+    with pytest.raises(RewardError, match="did you mean exact_match"):
+        load_scorer(compose(["reward.scorer=exact_matc"]).reward)
+    with pytest.raises(RewardError, match="known: naive"):
+        reward_manager(compose(["reward.reward_manager=dapo"]).reward, tokenizer)
+
+
+def test_custom_function_has_verls_signature(score, custom):
+    """The user's function gets verl's arguments and its own keyword arguments."""
+    assert score("5", row(more=2), custom) == 3.0
+    assert score("6", row(), custom, "custom_reward_function.reward_kwargs.bonus=0.25") == 0.25
+
+
+def test_custom_function_may_be_async_and_return_a_dict(score, custom):
+    """A coroutine is awaited, and a dict's score taken."""
+    assert score("four", row(), custom, "custom_reward_function.name=slow") == 4.0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["custom_reward_function.name=absent"], "no function 'absent'; it has: slow, compute_score, nothing"),
+        (["custom_reward_function.name=nothing"], "nothing returned None: a number or a dict with 'score'"),
+    ],
+)
+def test_a_custom_function_that_gives_no_score_is_named(score, custom, overrides, expected):
+    """An absent function, or one that returns no score, is one line."""
+    with pytest.raises(RewardError) as caught:
+        score("5", row(), custom, *overrides)
+    assert expected in str(caught.value)
+
+
+def test_a_custom_file_that_cannot_be_loaded_is_named(score, tmp_path):
+    """A missing file and one that fails to import are one line with the path."""
+    with pytest.raises(RewardError, match=r"absent\.py: no such file"):
+        score("5", row(), f"custom_reward_function.path={tmp_path / 'absent.py'}")
+    (tmp_path / "broken.py").write_text("import nowhere_at_all")
+    with pytest.raises(RewardError, match=r"broken\.py: ModuleNotFoundError"):
+        score("5", row(), f"custom_reward_function.path={tmp_path / 'broken.py'}")
+
+
+def test_a_row_without_ground_truth_is_named(score):
+    """The line gives the row's number and source."""
+    with pytest.raises(RewardError, match=r"row 3 of builtin/add has no reward_model\.ground_truth"):
+        score("5", {**row(), "reward_model": {}})
+
+
+def test_a_ground_truth_that_is_no_mathematics_is_named(score):
+    """math_verify refuses a ground truth it cannot read rather than scoring every answer 0."""
+    with pytest.raises(RewardError, match="cannot read the ground truth 'a cat'"):
+        score("5", row("openai/gsm8k", "a cat"))

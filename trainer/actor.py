@@ -1,0 +1,161 @@
+"""The training side of the model: actor and frozen reference behind the calls the driver makes.
+
+verl's ``ActorRolloutRefWorker``. It is told *which* trajectories (keys) and gets and puts their values at the queue
+itself, so the driver never carries tensors to it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from lineage import hooks
+from lineage.hooks import LineageError, Topology, Weights, traced
+from lineage.trainer.protocol import KVBatchMeta, nested_from_list
+from lineage.trainer.training import SequenceRows, TrainingWorker, UpdatePlan, infer_rows
+
+FORWARD_FIELDS = ("input_ids", "attention_mask", "position_ids")
+UPDATE_FIELDS = (*FORWARD_FIELDS, "loss_mask", "old_log_probs", "advantages")
+
+
+class MissingDataError(LineageError):
+    """The queue gave fewer rows or fields than were asked for (it does so silently)."""
+
+
+def fetch(queue: Any, batch: KVBatchMeta, fields: Sequence[str]) -> TensorDict:
+    """Fields of a batch from the queue, every row and every field of them.
+
+    Raises:
+        MissingDataError: a row or a field did not come back.
+    """
+    data = queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(fields))
+    lost = [name for name in fields if name not in data.keys()]  # noqa: SIM118 - a TensorDict iterates over rows
+    if lost or len(data) != len(batch):
+        what = f"without {', '.join(lost)}: some row lacks it" if lost else f"{len(data)} of {len(batch)} rows"
+        raise MissingDataError(f"the queue returned a batch of partition {batch.partition_id} {what}")
+    return data
+
+
+class ActorRolloutRefWorker:
+    """One model engine with the roles actor and, if it is needed, reference.
+
+    Args:
+        queue: TransferQueue's interface.
+        module: the model to train.
+        config: ``actor_rollout_ref`` of the configuration.
+        topology: parallel layout of the engine.
+        total_training_steps: length of the run.
+        pad_token_id: fills sequences on the right.
+        with_reference: keep a frozen copy of the first weights as the reference policy.
+    """
+
+    def __init__(
+        self,
+        queue: Any,
+        module: nn.Module,
+        config: Any,
+        topology: Topology,
+        *,
+        total_training_steps: int,
+        pad_token_id: int,
+        with_reference: bool,
+    ) -> None:
+        self.queue = queue
+        self.config = config
+        self.topology = topology
+        self.pad_token_id = pad_token_id
+        self.version = 0
+        if config.model.enable_gradient_checkpointing:
+            module.gradient_checkpointing_enable()  # type: ignore[operator]
+        self.reference = copy.deepcopy(module).eval().requires_grad_(False) if with_reference else None
+        self.actor = TrainingWorker(
+            module,
+            config.actor,
+            topology,
+            total_training_steps=total_training_steps,
+            pad_token_id=pad_token_id,
+        )
+
+    def get_data_parallel_size(self) -> int:
+        """Logical data-parallel size the engine reports."""
+        return self.topology.reported_dp
+
+    def state_dict(self) -> Iterator[tuple[str, Tensor]]:
+        """The actor's tensors by name, tied ones and buffers included, detached."""
+        for name, tensor in self.actor.module.state_dict().items():
+            yield name, tensor.detach()
+
+    @traced("old_log_prob", component="ActorRolloutRefWorker.compute_log_prob", consumer="PPOTrainer")
+    def compute_log_prob(self, batch: KVBatchMeta) -> None:
+        """Write ``log_probs`` and ``entropy`` of the actor, at full sequence length."""
+        rows = self._rows(batch, FORWARD_FIELDS)
+        log_probs, entropy = self.actor.infer_batch(
+            rows,
+            micro_batch_size=self.config.rollout.log_prob_micro_batch_size_per_gpu,
+            temperature=self.config.rollout.temperature,
+            with_entropy=True,
+        )
+        weights = Weights(self.version, "actor", training=self.actor.module.training)
+        self._put(batch, {"log_probs": log_probs, "entropy": entropy}, weights)
+
+    @traced("ref_log_prob", component="ActorRolloutRefWorker.compute_ref_log_prob", consumer="PPOTrainer")
+    def compute_ref_log_prob(self, batch: KVBatchMeta) -> None:
+        """Write ``log_probs`` of the reference at full sequence length, over the actor's."""
+        if self.reference is None:
+            raise LineageError("compute_ref_log_prob: this worker was built without a reference policy")
+        log_probs, _ = infer_rows(
+            self.reference,
+            self._rows(batch, FORWARD_FIELDS),
+            micro_batch_size=self.config.ref.log_prob_micro_batch_size_per_gpu,
+            temperature=self.config.rollout.temperature,
+            with_entropy=False,
+            pad_token_id=self.pad_token_id,
+        )
+        self._put(batch, {"log_probs": log_probs}, Weights(0, "ref", training=self.reference.training))
+
+    @traced("update_actor", component="ActorRolloutRefWorker.update_actor", consumer="PPOTrainer._compute_metrics")
+    def update_actor(self, batch: KVBatchMeta) -> dict[str, float]:
+        """Train on a batch; ``extra_info`` holds the plan as the driver wrote it.
+
+        Returns:
+            ``actor/*`` metrics.
+        """
+        info = batch.extra_info
+        plan = UpdatePlan(
+            mini_batch_size=info["mini_batch_size"],
+            micro_batch_size=self.config.actor.ppo_micro_batch_size_per_gpu,
+            epochs=info["epochs"],
+            temperature=info["temperature"],
+            shuffle_seed=info["shuffle_seed"],
+            version=self.version,
+        )
+        fields = [*UPDATE_FIELDS, *(["ref_log_prob"] if self.config.actor.use_kl_loss else [])]
+        rows = self._rows(batch, fields)
+        share = len(batch) // self.topology.reported_dp
+        for rank in range(self.topology.reported_dp):
+            keys = batch.keys[rank * share : (rank + 1) * share]
+            hooks.current().dispatch(keys, coord={"dp": rank})
+        metrics = self.actor.train_mini_batch(rows, plan)
+        self.version += 1
+        return metrics
+
+    def _rows(self, batch: KVBatchMeta, fields: Sequence[str]) -> SequenceRows:
+        return SequenceRows.from_tensordict(batch.keys, fetch(self.queue, batch, fields), self.actor.device)
+
+    def _put(self, batch: KVBatchMeta, columns: dict[str, list[Tensor]], weights: Weights) -> None:
+        values = {name: nested_from_list(rows).cpu() for name, rows in columns.items()}
+        hooks.current().forward(values, keys=batch.keys, span="sequence", weights=weights)
+        self.queue.kv_batch_put(
+            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(values, batch_size=[len(batch)])
+        )
+
+
+def resident_copy(module: nn.Module) -> nn.Module:
+    """A separate copy of a model, for the rollout: no storage is shared."""
+    with torch.no_grad():
+        return copy.deepcopy(module)

@@ -1,0 +1,57 @@
+"""Deals prompts to agent-loop workers and returns at once; the queue says when a group is done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+
+from lineage.trainer.agent_loop.worker import AgentLoopWorker
+from lineage.trainer.protocol import DataProto
+
+
+class AgentLoopManager:
+    """Runs the workers as tasks of the running event loop (verl ``AgentLoopManagerTQ``)."""
+
+    def __init__(self, workers: Sequence[AgentLoopWorker]) -> None:
+        if not workers:
+            raise ValueError("at least one agent-loop worker is needed")
+        self.workers = list(workers)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def generate_sequences(self, batch: DataProto) -> None:
+        """Start the sessions of every row and return; outputs and statuses appear in the queue.
+
+        Args:
+            batch: one row a prompt, with ``uid`` and ``raw_prompt``; ``meta_info``: ``global_steps``,
+                ``partition_id``, ``expected`` (sessions a prompt), ``sampling_params``.
+        """
+        shares = np.array_split(np.arange(len(batch)), len(self.workers))
+        for worker, share in zip(self.workers, shares, strict=True):
+            if len(share):
+                self._tasks.append(asyncio.create_task(worker.run(batch[share.tolist()])))
+
+    @property
+    def running(self) -> bool:
+        """True while a worker still works: until then a group that is not terminal may become so."""
+        return any(not task.done() for task in self._tasks)
+
+    async def join(self) -> None:
+        """Wait for every worker to end, so that nothing is written behind the step's back.
+
+        Raises:
+            Exception: the first error that ended a worker, a user's mistake above all.
+        """
+        tasks, self._tasks = self._tasks, []
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def cancel(self) -> None:
+        """Stop every worker and wait until it has stopped."""
+        for task in self._tasks:
+            task.cancel()
+        tasks, self._tasks = self._tasks, []
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,130 @@
+"""From the outputs of a group's sessions to rows of the queue (verl ``_agent_loop_postprocess``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import NonTensorStack, TensorDict
+
+from lineage.hooks import LineageError
+from lineage.trainer.agent_loop.base import AgentLoopOutput
+from lineage.trainer.protocol import nested_from_list
+
+# fields of the dataset row that stay with the trajectory
+CARRIED = ("raw_prompt", "data_source")
+
+
+class SessionError(LineageError):
+    """A session returned something that cannot be a trajectory; its group fails."""
+
+
+@dataclass(frozen=True)
+class SessionResult:
+    """A session that succeeded.
+
+    Attributes:
+        outputs: what its loop returned, at least one.
+        score: reward of the session, carried by each of its outputs; None when nothing scored it.
+    """
+
+    session_id: int
+    outputs: list[AgentLoopOutput]
+    score: float | None
+
+
+def check_outputs(outputs: Sequence[AgentLoopOutput]) -> None:
+    """Refuse outputs no trajectory can be made of.
+
+    Raises:
+        SessionError: no output, an empty prompt or response, or parts of different lengths.
+    """
+    if not outputs:
+        raise SessionError("the agent loop returned no output")
+    for index, output in enumerate(outputs):
+        size = len(output.response_ids)
+        if not output.prompt_ids or not size:
+            raise SessionError(f"output {index} has {len(output.prompt_ids)} prompt and {size} response tokens")
+        if len(output.response_mask) != size:
+            raise SessionError(f"output {index}: {size} response tokens, a mask of {len(output.response_mask)}")
+        if output.response_logprobs is not None and len(output.response_logprobs) != size:
+            raise SessionError(f"output {index}: {size} tokens, {len(output.response_logprobs)} log-probs")
+
+
+def trajectory_fields(uid: str, results: Sequence[SessionResult], row: Mapping[str, Any]) -> TensorDict:
+    """Queue fields of a group's outputs, one row an output.
+
+    ``prompts responses response_mask loss_mask input_ids attention_mask position_ids`` are jagged int64,
+    ``rm_scores`` (the session's score on the last response token) and ``rollout_log_probs`` jagged float32, the rest
+    objects. ``loss_mask`` is ``response_mask`` under another name; it is the mask of the actor's loss.
+
+    Args:
+        row: the dataset row.
+
+    Raises:
+        SessionError: some outputs have log-probs or a score and some have none: the queue would drop the field.
+    """
+    outputs = [output for result in results for output in result.outputs]
+    scores = [result.score for result in results for _ in result.outputs]
+    log_probs = [output.response_logprobs for output in outputs]
+    prompts = [torch.tensor(output.prompt_ids) for output in outputs]
+    responses = [torch.tensor(output.response_ids) for output in outputs]
+    masks = nested_from_list([torch.tensor(output.response_mask) for output in outputs])
+    sequences = [torch.cat(pair) for pair in zip(prompts, responses, strict=True)]
+    fields: dict[str, Any] = {
+        "prompts": nested_from_list(prompts),
+        "responses": nested_from_list(responses),
+        "response_mask": masks,
+        "loss_mask": masks,
+        "input_ids": nested_from_list(sequences),
+        "attention_mask": nested_from_list([torch.ones_like(ids) for ids in sequences]),
+        "position_ids": nested_from_list([torch.arange(len(ids)) for ids in sequences]),
+    }
+    if _all_or_none("response_logprobs", log_probs):
+        fields["rollout_log_probs"] = nested_from_list([torch.tensor(values) for values in log_probs])
+    if _all_or_none("a score", scores):
+        pairs = zip(responses, scores, strict=True)
+        fields["rm_scores"] = nested_from_list([_on_last_token(len(ids), float(score or 0.0)) for ids, score in pairs])
+    fields["num_turns"] = torch.tensor([output.num_turns for output in outputs])
+    fields["uid"] = NonTensorStack(*[uid] * len(outputs))
+    fields["extra_fields"] = NonTensorStack(*[dict(output.extra_fields) for output in outputs])
+    fields["multi_modal_inputs"] = NonTensorStack(*[dict(output.multi_modal_data) for output in outputs])
+    for name in CARRIED:
+        if name in row:
+            fields[name] = NonTensorStack(*[row[name]] * len(outputs))
+    return TensorDict(fields, batch_size=[len(outputs)])
+
+
+def _all_or_none(what: str, values: Sequence[Any]) -> bool:
+    """True when every output has it, False when none has."""
+    without = sum(value is None for value in values)
+    if 0 < without < len(values):
+        raise SessionError(f"{without} of {len(values)} outputs have no {what}, the others have it")
+    return without == 0
+
+
+def trajectory_tag(output: AgentLoopOutput, global_steps: int) -> dict[str, Any]:
+    """Tag of one output: state, lengths, the step that asked for it and the weight versions that generated it."""
+    prompt_len, response_len = len(output.prompt_ids), len(output.response_ids)
+    extra = output.extra_fields
+    return {
+        "status": "success",
+        "is_padding": False,
+        "prompt_len": prompt_len,
+        "response_len": response_len,
+        "seq_len": prompt_len + response_len,
+        "global_steps": global_steps,
+        "min_global_steps": extra.get("min_global_steps"),
+        "max_global_steps": extra.get("max_global_steps"),
+        "finish_reason": extra.get("finish_reason"),
+        "generated": extra.get("generated"),
+        "num_turns": output.num_turns,
+    }
+
+
+def _on_last_token(length: int, score: float) -> torch.Tensor:
+    scores = torch.zeros(length)
+    scores[-1] = score
+    return scores

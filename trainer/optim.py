@@ -1,0 +1,65 @@
+"""AdamW and its learning-rate schedule (verl ``optim`` config, ``get_*_schedule_with_warmup``)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
+
+from lineage.hooks import UserError
+
+
+class ScheduleError(UserError):
+    """A learning-rate schedule that is not known or not possible."""
+
+
+def build_optimizer(module: nn.Module, config: Any) -> AdamW:
+    """AdamW over the parameters that train."""
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    return AdamW(
+        parameters,
+        lr=config.lr,
+        betas=(float(config.betas[0]), float(config.betas[1])),
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+    )
+
+
+def build_schedule(optimizer: AdamW, config: Any, total_training_steps: int) -> LambdaLR:
+    """Linear warm-up, then ``constant`` or ``cosine``; it moves once a training step, as verl's does.
+
+    Args:
+        config: ``actor.optim``; its ``total_training_steps`` of -1 takes the run's.
+        total_training_steps: training steps of the run.
+    """
+    total = config.total_training_steps if config.total_training_steps > 0 else total_training_steps
+    warmup = config.lr_warmup_steps if config.lr_warmup_steps >= 0 else int(config.lr_warmup_steps_ratio * total)
+    factor = schedule(config.lr_scheduler_type, warmup, total, config.min_lr_ratio, config.num_cycles)
+    return LambdaLR(optimizer, factor)
+
+
+def schedule(
+    kind: str, warmup: int, total: int, min_lr_ratio: float = 0.0, num_cycles: float = 0.5
+) -> Callable[[int], float]:
+    """Factor of the peak learning rate by training step, counted from 0.
+
+    Raises:
+        ScheduleError: unknown kind.
+    """
+    if kind not in ("constant", "cosine"):
+        raise ScheduleError(f"actor.optim.lr_scheduler_type={kind!r} is unknown: choose constant or cosine")
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return step / max(1, warmup)
+        if kind == "constant":
+            return 1.0
+        progress = min(1.0, (step - warmup) / max(1, total - warmup))
+        cosine = 0.5 * (1.0 + math.cos(2.0 * math.pi * num_cycles * progress))
+        return min_lr_ratio + (1.0 - min_lr_ratio) * max(0.0, cosine)
+
+    return factor

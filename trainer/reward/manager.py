@@ -1,0 +1,72 @@
+"""Reward managers: from a trajectory's tokens to its score."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import DictConfig
+from transformers import PreTrainedTokenizerBase
+
+from lineage.trainer.reward.errors import RewardError
+from lineage.trainer.reward.registry import Scorer, arguments_of, load_scorer, scorer_of
+
+
+@dataclass(frozen=True)
+class Score:
+    """A trajectory's score.
+
+    Attributes:
+        score: what the advantage is computed from.
+        extra: other keys a scorer's dict had.
+    """
+
+    score: float
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+class NaiveRewardManager:
+    """Decodes the response and calls the scorer (verl ``naive``).
+
+    Args:
+        config: the ``reward`` section.
+        tokenizer: decodes; special tokens are left out.
+    """
+
+    def __init__(self, config: DictConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self.scorer: Scorer | None = load_scorer(config)
+
+    async def run_single(self, response_ids: Sequence[int], row: Mapping[str, Any]) -> Score:
+        """Score one response of a dataset row.
+
+        Raises:
+            RewardError: no scorer for the row, or it returned neither a number nor a dict with ``score``.
+        """
+        solution = self.tokenizer.decode(list(response_ids), skip_special_tokens=True)
+        scorer = self.scorer or scorer_of(row.get("data_source"))
+        result = scorer(**arguments_of(row, solution))
+        if inspect.isawaitable(result):
+            result = await result
+        extra = dict(result) if isinstance(result, Mapping) else {"score": result}
+        try:
+            return Score(float(extra.pop("score")), extra)
+        except (KeyError, TypeError, ValueError) as error:
+            name = getattr(scorer, "__name__", None) or getattr(getattr(scorer, "func", None), "__name__", "scorer")
+            raise RewardError(f"{name} returned {result!r}: a number or a dict with 'score' is needed") from error
+
+
+MANAGERS = {"naive": NaiveRewardManager}
+
+
+def reward_manager(config: DictConfig, tokenizer: PreTrainedTokenizerBase) -> NaiveRewardManager:
+    """The manager ``reward.reward_manager`` names.
+
+    Raises:
+        RewardError: there is none of that name.
+    """
+    if config.reward_manager not in MANAGERS:
+        raise RewardError(f"reward.reward_manager={config.reward_manager} is unknown; known: {', '.join(MANAGERS)}")
+    return MANAGERS[config.reward_manager](config, tokenizer)

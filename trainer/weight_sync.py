@@ -1,0 +1,66 @@
+"""The life of the weights between actor and rollout (verl ``CheckpointEngineManager``, backend ``naive``).
+
+One round of a synchronous step: the rollout sleeps once the batch is sampled; after the update the actor's tensors are
+copied into the rollout's own module under a version, the prefix cache begins anew, and the rollout wakes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lineage import hooks
+from lineage.hooks import Weights, traced
+from lineage.trainer.actor import ActorRolloutRefWorker
+from lineage.trainer.rollout.base import RolloutEngine
+
+
+class CheckpointEngineManager:
+    """Moves weights from the actor to every rollout replica.
+
+    Args:
+        worker: has the actor's tensors.
+        replicas: rollout engines.
+        record_weights: fingerprint every tensor on both sides (``trace.weights``).
+    """
+
+    def __init__(
+        self, worker: ActorRolloutRefWorker, replicas: Sequence[RolloutEngine], *, record_weights: bool = True
+    ) -> None:
+        self.worker = worker
+        self.replicas = list(replicas)
+        self.record_weights = record_weights
+
+    @traced("weight_sync", component="CheckpointEngineManager.sleep_replicas", consumer="RolloutEngine")
+    def sleep_replicas(self) -> None:
+        """Stop generation: no request is admitted until the next sync has ended."""
+        for replica in self.replicas:
+            replica.sleep()
+            hooks.current().event("sleep", "rollout", weights=_engine(replica))
+
+    @traced("weight_sync", component="CheckpointEngineManager.update_weights", consumer="RolloutEngine")
+    def update_weights(self, global_steps: int) -> None:
+        """Give the actor's weights to every replica as version ``global_steps`` and wake it."""
+        stage, recording = hooks.current(), hooks.recorder().enabled and self.record_weights
+        sent = dict(self.worker.state_dict())
+        at = Weights(global_steps, "actor", training=self.worker.actor.module.training)
+        if recording:
+            stage.params("sync", sent, weights=at)
+        else:
+            stage.event("sync", "parameters", entity="param", weights=at)
+        for replica in self.replicas:
+            replica.update_weights(sent.items(), global_steps)
+            if recording:
+                stage.params("sync", replica.resident(), weights=_engine(replica))
+            else:
+                stage.event("sync", "parameters", entity="param", weights=_engine(replica))
+            replica.reset_cache()
+            stage.event("cache_reset", "rollout", weights=_engine(replica))
+            replica.wake_up()
+            stage.event("wake", "rollout", weights=_engine(replica))
+
+
+def _engine(replica: RolloutEngine) -> Weights | None:
+    """The engine's weights as it reports them; before the first sync there are none to speak of."""
+    if replica.version is None:
+        return None
+    return Weights(replica.version, "engine", cache_epoch=replica.cache_epoch)
