@@ -202,8 +202,11 @@ class _Group:
         columns: dict[str, Any] = {"rid": pa.array(self.rid)}
         for name in SCALARS:
             columns[name] = self.table[name] if name in self.table.column_names else pa.nulls(self.rows, _arrow(name))
-        asked = columns["asked_n"].is_valid().to_numpy()
-        columns["queue"] = pa.array(lists["slot"].valid | np.asarray(asked, dtype=bool))
+        # A get says how many keys it asked for; a put has slots in a partition. (A recorder that knows a key's slot may
+        # show it on rows that never touched the queue: slots alone prove nothing.)
+        asked = np.asarray(columns["asked_n"].is_valid().to_numpy(), dtype=bool)
+        placed = np.asarray(columns["partition"].is_valid().to_numpy(), dtype=bool) & lists["slot"].known()
+        columns["queue"] = pa.array(np.where(self._scalar("op") == "consume", asked, placed))
         outside = lists["nnz_out"]
         total = np.zeros(self.rows, dtype=np.int64)
         full = np.flatnonzero(outside.counts)
@@ -290,6 +293,15 @@ class _List:
             return cls(offsets[:-1], counts, np.ones(rows, dtype=bool), values)
         valid = np.asarray(lists.is_valid().to_numpy(zero_copy_only=False), dtype=bool)
         return cls(offsets[:-1], counts * valid, valid, values)
+
+    def known(self) -> NDArray[np.bool_]:
+        """Rows whose list is there and says something: a list of nulls says no more than a null list."""
+        result = self.valid.copy()
+        full = np.flatnonzero(self.counts)
+        if self.values.null_count and len(full):
+            said = np.asarray(self.values.is_valid().to_numpy(zero_copy_only=False), dtype=bool)
+            result[full] = np.logical_or.reduceat(said, self.starts[full])
+        return result
 
 
 def _bound(hashes: UInt64, first: UInt64, second: UInt64 | None = None) -> UInt64:

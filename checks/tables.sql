@@ -52,11 +52,12 @@ where r.first;
 
 create or replace temp table base as
 with whose as (
-    select id, min(step_id) as step_id, coalesce(bool_or(padding), false) as is_padding
+    -- What was said of a key first: a later event that mixes up its tags does not make a real row padding.
+    select id, min(step_id) as step_id, coalesce(arg_min(is_padding, ord), false) as is_padding
     from (
-        select id, step_id, false as padding from said
+        select id, step_id, cast(null as boolean) as is_padding, cast(null as bigint) as ord from said
         union all
-        select id, step_id, is_padding from key_cells where is_padding is not null
+        select id, step_id, is_padding, ord from key_cells where is_padding is not null
     )
     group by id
 ),

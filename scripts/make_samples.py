@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import logging
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -20,8 +21,10 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 from sample_faults import FAULTS, Fault
+from transformers.utils.logging import disable_progress_bar
 
 from lineage import hooks
+from lineage.checks import check_path
 from lineage.run import TRACE_FILE
 from lineage.trainer.config import adapt_to_embedded, compose, config_hash, resolved, validate_config
 from lineage.trainer.grpo import PPOTrainerSync
@@ -66,11 +69,13 @@ def make(target: Path, fault: Fault | None = None) -> Path:
         "tokenizer_hash": model.tokenizer_hash(),
         "fault": fault and {"code": fault.code, "name": fault.name, "stage": fault.stage, "says": fault.says},
     }
-    with tempfile.TemporaryDirectory() as folder, fixed_clock(), fault.inject() if fault else nullcontext():
-        with hooks.recording(Path(folder), run_id=target.stem, config=resolved(config), run=facts):
-            asyncio.run(_train(PPOTrainerSync(config, folder=Path(folder))))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        recording = hooks.recording(folder, run_id=target.stem, config=resolved(config), run=facts)
+        with fixed_clock(), fault.inject() if fault else nullcontext(), recording:
+            asyncio.run(_train(PPOTrainerSync(config, folder=folder)))
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(Path(folder) / TRACE_FILE, target)
+        shutil.copyfile(folder / TRACE_FILE, target)
     return target
 
 
@@ -81,7 +86,11 @@ async def _train(trainer: PPOTrainerSync) -> None:
 
 @contextmanager
 def fixed_clock() -> Iterator[None]:
-    """Times that count up from one instant, a millisecond a look, and no revision: a sample is older than its commit."""
+    """A clock that moves a millisecond a look, and no revision: a sample is made before the commit that holds it.
+
+    The replay buffer looks at the queue at every turn of the event loop: with a timer, which of two tasks writes its
+    row first would depend on the machine's load.
+    """
     nanoseconds, seconds = itertools.count(EPOCH_NS, TICK_NS), itertools.count()
     event_clock = SimpleNamespace(time_ns=lambda: next(nanoseconds))
     with ExitStack() as stack:
@@ -89,6 +98,8 @@ def fixed_clock() -> Iterator[None]:
         stack.enter_context(patch("lineage.stage.time", event_clock))
         step_clock = SimpleNamespace(perf_counter=lambda: next(seconds) / 1000)
         stack.enter_context(patch("lineage.trainer.metrics.time", step_clock))
+        every_turn = SimpleNamespace(sleep=lambda _seconds: asyncio.sleep(0))
+        stack.enter_context(patch("lineage.trainer.replay_buffer.asyncio", every_turn))
         stack.enter_context(patch("lineage.run.git_revision", lambda: None))
         yield
 
@@ -105,9 +116,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     named = parser.parse_args(arguments).codes or ["good", *FAULTS]
     if unknown := [code for code in named if code != "good" and code not in FAULTS]:
         parser.error(f"no fault for {', '.join(unknown)}; known: good, {', '.join(FAULTS)}")
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+    disable_progress_bar()
     for code in named:
         made = make(path_of(None if code == "good" else code), FAULTS.get(code))
-        print(f"{made.relative_to(SAMPLES.parent)}  {made.stat().st_size / 1000:.0f} kB")
+        head = check_path(made).headline
+        says = f"{head.invariant.code} in {head.violation.stage}" if head else "clean"
+        print(f"{made.relative_to(SAMPLES)}  {made.stat().st_size / 1000:.0f} kB  {says}")
 
 
 if __name__ == "__main__":

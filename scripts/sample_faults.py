@@ -1,7 +1,7 @@
 """The faults of the bad samples: one for each code, of the kind public trainers had.
 
-A fault replaces functions of the reference trainer at a seam, in one step of a real run. Each is a function that returns
-``{seam: replacement}``; a replacement gets the function it replaces and that function's own arguments.
+A fault replaces functions of the reference trainer at a seam, in one step of a real run. Each is a function that
+returns ``{seam: replacement}``; a replacement gets the function it replaces and that function's own arguments.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from lineage.trainer.protocol import KVBatchMeta, nested_from_list
 from lineage.trainer.training import rows_of
 
 Seams = dict[str, Callable[..., Any]]
+MakeSeams = Callable[[], Seams]
 
 TRAJECTORY_FIELDS = "lineage.trainer.agent_loop.worker.trajectory_fields"
 TRAINER = "lineage.trainer.grpo.PPOTrainerSync"
@@ -50,7 +51,7 @@ class Fault:
     name: str
     stage: str
     says: str
-    seams: Callable[[], Seams]
+    seams: MakeSeams
     step: int
     overrides: tuple[str, ...]
 
@@ -70,10 +71,10 @@ class Fault:
 FAULTS: dict[str, Fault] = {}
 
 
-def fault(code: str, stage: str, *overrides: str, step: int = 2) -> Callable[[Callable[[], Seams]], Callable[[], Seams]]:
+def fault(code: str, stage: str, *overrides: str, step: int = 2) -> Callable[[MakeSeams], MakeSeams]:
     """Register a function as the fault of a code; its docstring is the sentence."""
 
-    def register(seams: Callable[[], Seams]) -> Callable[[], Seams]:
+    def register(seams: MakeSeams) -> MakeSeams:
         says = " ".join((seams.__doc__ or "").split())
         FAULTS[code] = Fault(code, seams.__name__, stage, says, seams, step, overrides)
         return seams
@@ -345,7 +346,8 @@ def padding_is_never_cleared() -> Seams:
     """The step clears the keys it sampled; the padding rows added since stay in the queue."""
 
     def clear(original: Any, trainer: Any, batch: KVBatchMeta) -> None:
-        original(trainer, batch.select_keys([key for key, tag in zip(batch.keys, batch.tags) if not tag["is_padding"]]))
+        tagged = zip(batch.keys, batch.tags, strict=True)
+        original(trainer, batch.select_keys([key for key, tag in tagged if not tag["is_padding"]]))
 
     return {f"{TRAINER}._clear": clear}
 

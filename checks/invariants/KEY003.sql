@@ -51,8 +51,12 @@ select e.rid, k.key, before || ' times' as expected, after || ' times' as actual
     'before and after the reorder' as detail, null as severity
 from counted join event as e using (step_id) join keys as k using (id)
 union all
-select rid, k.key, printf('global_steps %s, versions %s..%s', coalesce(g::varchar, 'unknown'), lo::varchar, hi::varchar),
-    printf('global_steps %s, versions %s..%s', coalesce(global_steps_tag::varchar, 'unknown'), min_global_steps::varchar, max_global_steps::varchar),
+select rid, k.key,
+    printf('global_steps %s, versions %s..%s%s', coalesce(g::varchar, '?'), coalesce(lo::varchar, '?'),
+        coalesce(hi::varchar, '?'), case when pad then ', padding' else '' end),
+    printf('global_steps %s, versions %s..%s%s', coalesce(global_steps_tag::varchar, '?'),
+        coalesce(min_global_steps::varchar, '?'), coalesce(max_global_steps::varchar, '?'),
+        case when is_padding then ', padding' else '' end),
     'tags before and after the reorder', null
 from moved join keys as k using (id)
 where g <> global_steps_tag or lo <> min_global_steps or hi <> max_global_steps or pad <> is_padding

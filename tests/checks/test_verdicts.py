@@ -160,3 +160,13 @@ def test_profiles_load(name):
     assert load(name).known
     assert load(name).metric_relative > 0
     assert not load("../../etc/passwd").known
+
+
+def test_slots_alone_do_not_make_a_queue_row(rows, write):
+    """A read that asked the queue for nothing is not a get, and one without a partition is not a put."""
+    for row in rows:
+        if (row.stage, row.op) in (("reward", "consume"), ("sample", "produce"), ("old_log_prob", "forward")):
+            row.lists["slot"] = list(range(len(row)))
+        if row.op in ("score", "reorder"):
+            row.lists["slot"] = [None] * len(row)
+    assert check_path(write(rows)).exit_code() == ExitCode.PASS

@@ -1,0 +1,97 @@
+"""The samples that ship with the checker: the good one is clean, each bad one is blamed on its own fault."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+_SCRIPTS = Path(__file__).parents[2] / "scripts"
+if str(_SCRIPTS) not in sys.path:
+    sys.path.insert(0, str(_SCRIPTS))
+
+from make_samples import SAMPLES, make, path_of  # noqa: E402
+from sample_faults import FAULTS  # noqa: E402
+
+from lineage.checks import Kind, catalogue, check_path  # noqa: E402
+from lineage.traces import open_trace  # noqa: E402
+
+CODES = sorted(FAULTS)
+FILES = [path_of(None), *map(path_of, CODES)]
+MACHINE_PATH = re.compile(r"""(?:^|[\s"'=:(])(?:/(?:home|root|tmp|work|usr|opt|var|mnt|private|Users)/|[A-Z]:\\)""")
+
+
+def test_every_code_has_a_sample():
+    """A code without a bad sample is a code nobody has seen fail on a real run; a file without a fault is stale."""
+    assert {one.code for one in catalogue()} == set(FAULTS)
+    assert sorted(SAMPLES.rglob("*.parquet")) == sorted(FILES)
+
+
+def test_the_good_sample_passes_every_code():
+    """It is complete and it pads, so no code is vacuous."""
+    report = check_path(path_of(None))
+    assert {verdict.code: verdict.kind for verdict in report.verdicts} == dict.fromkeys(CODES, Kind.PASS)
+    assert (report.exit_code(), report.state, report.steps) == (0, "", 2)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_bad_sample_is_blamed_on_its_fault(code):
+    """The report leads with the fault's code, in the stage and the step where the fault was made, and says why."""
+    fault = FAULTS[code]
+    report = check_path(path_of(code))
+    assert report.headline is not None
+    violation = report.headline.violation
+    assert (report.headline.invariant.code, violation.stage, violation.global_steps) == (code, fault.stage, fault.step)
+    assert violation.expected != violation.actual
+    assert (report.exit_code(), report.state) == (1, "")
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_bad_sample_says_what_was_done_to_it(code):
+    """The metadata of the file names the fault, as the registry does now."""
+    with open_trace(path_of(code)) as trace:
+        run = trace.metadata["run"]
+    fault = FAULTS[code]
+    assert run["run_id"] == code
+    assert run["fault"] == {"code": code, "name": fault.name, "stage": fault.stage, "says": fault.says}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_sample_is_small_and_says_nothing_of_the_machine(path):
+    """Under 120 kB, and no absolute path in its metadata or its columns."""
+    assert path.stat().st_size < 120_000
+    table = pq.read_table(path)
+    metadata = pq.read_metadata(path).metadata
+    texts = [value.decode() for key, value in metadata.items() if key != b"ARROW:schema"]
+    texts += [text for column in table.columns for text in _strings(column)]
+    assert len(texts) > 100
+    assert [text for text in texts if MACHINE_PATH.search(text)] == []
+
+
+def test_making_a_sample_again_gives_the_same_bytes(tmp_path):
+    """On one machine a sample is a function of the code: clock, run id and revision are fixed."""
+    fault = FAULTS["QUE001"]
+    first, second = (make(tmp_path / folder / "QUE001.parquet", fault) for folder in ("first", "second"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def _strings(column: pa.ChunkedArray) -> list[str]:
+    """Every string of a column, however deep it lies."""
+    found: list[str] = []
+    _collect(column.to_pylist(), found)
+    return found
+
+
+def _collect(value: object, found: list[str]) -> None:
+    if isinstance(value, str):
+        found.append(value)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            _collect(one, found)
+    elif isinstance(value, dict):
+        for one in value.values():
+            _collect(one, found)
