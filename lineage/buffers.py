@@ -215,7 +215,8 @@ class _ListedColumns:
 
     def _elements(self, here: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Container elements of each element of the rows that are here."""
-        return self.elements[np.repeat(here[self.seen], self.counts[self.seen])]
+        lengths: NDArray[np.int64] = self.elements[np.repeat(here[self.seen], self.counts[self.seen])]
+        return lengths
 
     def _take(self, present: tuple[bool, ...]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Where each element's statistic lies among those of the blocks that have it, and which rows have it."""

@@ -170,13 +170,17 @@ def _join(arrays: list[NDArray[Any] | None]) -> NDArray[Any] | None:
 
 def _equal(a: Rows, b: Rows) -> bool:
     return (
-        _same(a.values.view(np.uint8), b.values.view(np.uint8))  # bytes: NaN equals itself
+        _same(_bits(a.values), _bits(b.values))  # NaN equals itself
         and _same(a.lengths, b.lengths)
         and _same(a.starts, b.starts)
         and _same(a.valid, b.valid)
         and _same(a.mask, b.mask)
         and _same(a.cuts, b.cuts)
     )
+
+
+def _bits(values: NDArray[Any]) -> NDArray[Any]:
+    return values.view(f"u{values.dtype.itemsize}") if values.dtype.kind == "f" else values
 
 
 def _same(a: NDArray[np.generic] | None, b: NDArray[np.generic] | None) -> bool:

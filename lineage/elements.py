@@ -23,12 +23,14 @@ TAG_COLUMNS: dict[str, str] = {
     "finish_reason": "finish_reason",
     "num_turns": "num_turns",
     "generated": "generated",
+    "reason": "reason",
 }
 # tags that stay what they are while the key lives, and the key's place in the queue: every row of the key carries them
 _LASTING = ("is_padding", "global_steps", "min_global_steps", "max_global_steps", "slot")
 TAG_NAMES = frozenset(TAG_COLUMNS.get(name, name) for name in _LASTING)
 
 _KEPT_LISTS = 64
+_NO_TAGS: dict[str, Any] = {}
 
 
 def tag_columns(tags: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -93,7 +95,7 @@ class Elements:
             known = self._columns[keys] = (keys, columns)
         return known
 
-    def prompt_lengths(self, keys: Sequence[str]) -> NDArray[np.int64] | None:
-        """``(n,)`` prompt_len tags of the keys, or None where one is not known."""
-        values = [self._tags.get(key, {}).get("prompt_len") for key in keys]
+    def lengths(self, keys: Sequence[str], tag: str) -> NDArray[np.int64] | None:
+        """``(n,)`` length tags of the keys (``prompt_len``, ``seq_len``), or None where one is not known."""
+        values = [self._tags.get(key, _NO_TAGS).get(tag) for key in keys]
         return None if None in values else np.array(values, dtype=np.int64)

@@ -87,6 +87,8 @@ class Recorder:
             self._writer = PartWriter(parts, process, keep_steps)
             self._state = StateFile(parts, process)
             info.write(parts)
+            # Arrow's first conversion imports pandas: a second that would fall on the first step
+            record_batch([], self._contents, {**self._constants, "global_steps": 0})
         except OSError as error:
             raise RecorderError(
                 f"cannot write a trace to {self.folder}: {error.strerror or error}; "

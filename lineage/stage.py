@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
-from lineage.batch import MASK_FIELDS, FieldColumn, column, container_name, items_of, padding_of, to_numpy
+from lineage.batch import FieldColumn, column, container_name, items_of, padding_of, to_numpy
 from lineage.context import LossTerm, Optim, Resident, Weights
 from lineage.elements import tag_columns
 from lineage.errors import UsageError
 from lineage.gather import FEW, Gather, Kind, small_pieces
 from lineage.row import CONTEXT_NAMES, Piece, Row
 from lineage.statistics.pairs import pair_statistics
+from lineage.vocabulary import TWO_SPANS
+from lineage.windows import cuts_of, flat_mask, window
 
 if TYPE_CHECKING:
     from lineage.recorder import Recorder
@@ -111,7 +113,10 @@ class Stage:
                 self._gather(op, entity, names, small, columns, context)
                 return
         padding = padding_of(items, lengths, left_padded)
-        made = {name: column(name, value, padding) for name, value in items.items()}
+        span = context.pop("span", None)
+        made = {name: column(name, value, padding, span) for name, value in items.items()}
+        if span is None and names is not None:
+            self._tell_spans_apart(made, names)
         seen = made.get("response_mask") if mask is None else column("response_mask", mask, padding)
         self._emit(op, entity, made, names, seen, columns, context)
 
@@ -173,9 +178,9 @@ class Stage:
             # lengths that differ are the finding, and the rows of the two fields show it: there is nothing to compare
             return
         mask_column = None if mask is None else column("response_mask", mask, padding)
-        keep = _flat_mask(left, mask_column)
+        keep = flat_mask(left, mask_column)
         if keep is None:
-            keep = _window(left)
+            keep = window(left)
         pairs = pair_statistics(
             left.rows.values.astype(np.float64), right.rows.values.astype(np.float64), left.rows.lengths, keep
         )
@@ -287,7 +292,7 @@ class Stage:
             if "prompts" in made:
                 lens = made["prompts"].rows.valid_lengths
             elif names is not None:
-                lens = self.recorder.elements.prompt_lengths(names)
+                lens = self.recorder.elements.lengths(names, "prompt_len")
             if names is not None:
                 if mask is None:
                     mask = self._masks.get(names)
@@ -299,9 +304,17 @@ class Stage:
             row = self._row(base, field, item)
             if row.pieces and "asked_n" in context:
                 _add_asked(row.scalars, context)
-            row.pieces.append(Piece(names, item.rows.n, item, _flat_mask(item, mask), _cuts(item, lens), columns))
+            row.pieces.append(Piece(names, item.rows.n, item, flat_mask(item, mask), cuts_of(item, lens), columns))
             rows.append(row)
         return rows
+
+    def _tell_spans_apart(self, made: Mapping[str, FieldColumn], names: tuple[str, ...]) -> None:
+        """A name used at two spans covers the sequence where its rows are as long as the keys' sequences."""
+        for field in TWO_SPANS.intersection(made):
+            sequence = self.recorder.elements.lengths(names, "seq_len")
+            if sequence is not None:
+                item = made[field]
+                item.span = "sequence" if np.array_equal(sequence, item.rows.valid_lengths) else "response"
 
     def _gather(
         self,
@@ -326,6 +339,7 @@ class Stage:
     def _emit_gathered(self, gather: Gather) -> None:
         made = gather.fields()
         names = tuple(gather.keys)
+        self._tell_spans_apart(made, names)
         rows = self._emit(
             gather.op, gather.entity, made, names, made.get("response_mask"), gather.element_columns(), gather.context
         )
@@ -419,38 +433,3 @@ def _keys_of(items: Mapping[str, Any]) -> tuple[str, ...] | None:
             value = value.tolist() if hasattr(value, "tolist") else value
             return tuple(str(key) for key in value)
     return None
-
-
-def _flat_mask(item: FieldColumn, mask: FieldColumn | None) -> np.ndarray[Any, Any] | None:
-    """The mask in the field's container coordinates, where the two have the same rows; a mask is its own mask."""
-    if item.name in MASK_FIELDS:
-        mask = item
-    if mask is None or item.width != 1 or item.span != "response":
-        return None
-    lengths = item.rows.lengths
-    if mask is not item and (mask.rows.n != len(lengths) or (mask.rows.lengths != lengths).any()):
-        return None
-    flags: np.ndarray[Any, Any] = mask.rows.values != 0
-    return flags if mask.rows.valid is None else flags & _window(mask)
-
-
-def _window(item: FieldColumn) -> np.ndarray[Any, Any]:
-    """``(sum(lengths),)`` which container elements are data."""
-    rows = item.rows
-    if rows.valid is None:
-        return np.ones(len(rows.values), dtype=bool)
-    position = np.arange(len(rows.values)) - np.repeat(np.cumsum(rows.lengths) - rows.lengths, rows.lengths)
-    starts = np.zeros_like(rows.valid) if rows.starts is None else rows.starts
-    return (position >= np.repeat(starts, rows.lengths)) & (position < np.repeat(starts + rows.valid, rows.lengths))
-
-
-def _cuts(item: FieldColumn, prompt_lengths: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any] | None:
-    """``(n, 3)`` borders of a sequence-span field in elements: prompt_len - 1, prompt_len, seq_len - 1."""
-    if prompt_lengths is None or item.span != "sequence" or len(prompt_lengths) != item.rows.n:
-        return None
-    valid = item.rows.valid_lengths
-    cuts = np.empty((len(valid), 3), dtype=np.int64)
-    cuts[:, 1] = prompt = np.minimum(prompt_lengths * item.width, valid)
-    cuts[:, 0] = prompt - item.width
-    cuts[:, 2] = valid - item.width
-    return np.maximum(cuts, 0, out=cuts)

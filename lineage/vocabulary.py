@@ -120,6 +120,10 @@ _FIELDS: tuple[Field, ...] = (
 FIELDS: dict[str, Field] = {field.name: field for field in _FIELDS}
 
 
+# Names verl uses twice: a worker writes them over the whole sequence, the driver cuts them to the response.
+TWO_SPANS: frozenset[str] = frozenset({"log_probs", "entropy"})
+
+
 def span_of(field: str) -> str | None:
     """Span of a known field, or None: the caller then decides from the shape."""
     known = FIELDS.get(field)

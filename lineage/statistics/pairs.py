@@ -53,11 +53,15 @@ def pair_statistics(a: Float64, b: Float64, lengths: Int64, mask: NDArray[np.boo
     full = np.flatnonzero(lengths)
     if len(full):
         largest[full] = np.fmax.reduceat(difference, (np.cumsum(lengths) - lengths)[full])
-    correlations = _correlations(sides[:6], sums[:6], [n_in, n_near, n_near], [mask, near, near], row, lengths)
+    corr0, corr_prev, corr_next = _correlations(
+        sides[:6], sums[:6], [n_in, n_near, n_near], [mask, near, near], row, lengths
+    )
     return PairStatistics(
         sums[6],
         np.where(n_in > 0, largest, np.nan),
-        *correlations,
+        corr0,
+        corr_prev,
+        corr_next,
         n_equal=np.bincount(row[mask & (a == b)], minlength=rows).astype(np.int64),
         n_in=n_in.astype(np.int64),
     )

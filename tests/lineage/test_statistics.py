@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from lineage.fingerprint import compose, fingerprint_long, fingerprint_rows, fingerprint_strings, reference_fingerprint
 from lineage.statistics import Rows, row_statistics, tree_sum
+from lineage.statistics.pairs import pair_statistics
 from lineage.statistics.reference import reference_row, reference_sum
 from lineage.statistics.rows import RowStatistics
 
@@ -131,6 +132,42 @@ def test_long_rows_are_fingerprinted_block_by_block(values: list[float]) -> None
     """Blocks compose to the fingerprint of the whole row."""
     with mock.patch("lineage.fingerprint._BLOCK", 7):
         assert fingerprint_long(np.array(values, dtype=np.float32)) == reference_fingerprint(values)
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.floats(-9, 9), st.floats(-9, 9), st.booleans()), max_size=20), min_size=1, max_size=4
+    )
+)
+def test_pair_statistics_equal_the_definition(rows: list[list[tuple[float, float, bool]]]) -> None:
+    """Differences are exact; correlations at shift 0, -1 and +1 are those of the counted tokens of the row alone."""
+    lengths = np.array([len(row) for row in rows], dtype=np.int64)
+    flat = [token for row in rows for token in row]
+    a, b = (np.array([token[side] for token in flat], dtype=np.float64) for side in (0, 1))
+    found = pair_statistics(a, b, lengths, np.array([token[2] for token in flat], dtype=bool))
+    for i, row in enumerate(rows):
+        differences = [abs(x - y) for x, y, counted in row if counted]
+        assert found.n_in[i] == len(differences)
+        assert found.n_equal[i] == sum(x == y for x, y, counted in row if counted)
+        assert found.absdiff_sum[i] == reference_sum([abs(x - y) if counted else 0.0 for x, y, counted in row])
+        assert found.absdiff_max[i] == max(differences) if differences else np.isnan(found.absdiff_max[i])
+        for shift, column in ((0, found.corr0), (-1, found.corr_prev), (1, found.corr_next)):
+            pairs = [
+                (x, row[at + shift][1])
+                for at, (x, _, counted) in enumerate(row)
+                if counted and 0 <= at + shift < len(row) and row[at + shift][2]
+            ]
+            assert _close(column[i], pairs)
+
+
+def _close(found: float, pairs: list[tuple[float, float]]) -> bool:
+    """The correlation of the pairs, where both sides vary enough for it to be more than rounding."""
+    sides = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
+    if sides.shape[1] < 2 or (sides.max(axis=1) == sides.min(axis=1)).any():
+        return bool(np.isnan(found)) or bool((np.ptp(sides, axis=1) == 0).any())
+    if (sides.std(axis=1) < 1e-6).any():
+        return True
+    return bool(abs(found - np.corrcoef(sides)[0, 1]) < 1e-6)
 
 
 def test_fingerprint_of_strings_is_over_their_bytes() -> None:
