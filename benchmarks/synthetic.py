@@ -17,7 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from synthetic_step import Row, Size, Step
+from synthetic_content import Row, Size
+from synthetic_step import Step
 
 from lineage.schema import COLUMNS, META_CONFIG, META_RUN, META_STATE, schema
 

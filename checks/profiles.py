@@ -19,14 +19,12 @@ class Profile:
         known: false when the trace names a profile nobody wrote; the default's conventions are then used.
         metric_relative: relative difference at which a metric recomputed from the rows is another number.
         metric_absolute: absolute difference, likewise.
-        queue: the data plane is a queue with puts, gets and clears.
     """
 
     name: str
     known: bool
     metric_relative: float
     metric_absolute: float
-    queue: bool
 
 
 def load(name: str) -> Profile:
@@ -35,4 +33,4 @@ def load(name: str) -> Profile:
     known = name.isidentifier() and file.is_file()
     said = tomllib.loads((file if known else _FOLDER / f"{DEFAULT}.toml").read_text("utf-8"))
     metrics = said["metrics"]
-    return Profile(name, known, float(metrics["relative"]), float(metrics["absolute"]), bool(said["queue"]))
+    return Profile(name, known, float(metrics["relative"]), float(metrics["absolute"]))

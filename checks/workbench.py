@@ -91,7 +91,7 @@ class Workbench:
         source = "suspect_elements" if any_suspect else "no_elements"
         self.con.execute(f"create or replace temp view elements as select * from {source}")
         self.con.execute(f"create or replace temp table violations as {_named(last, severity)}")
-        first = "select * from violations order by ord, key nulls first limit 1000"
+        first = "select * from violations order by ord, key nulls last limit 1000"
         return self.con.sql(first).to_arrow_table()
 
     def number(self, query: str) -> int:

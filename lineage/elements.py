@@ -32,6 +32,8 @@ TAG_NAMES = frozenset(TAG_COLUMNS.get(name, name) for name in _LASTING)
 _KEPT_LISTS = 64
 _NO_TAGS: dict[str, Any] = {}
 
+Tags = dict[str, list[Any]]  # values by column, one an element
+
 
 def tag_columns(tags: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Columns of the tags given with a call; those no tag has are left out."""
@@ -45,7 +47,7 @@ class Elements:
 
     def __init__(self) -> None:
         self._tags: dict[str, dict[str, Any]] = {}
-        self._columns: dict[tuple[str, ...], tuple[tuple[str, ...], dict[str, list[Any]]]] = {}
+        self._columns: dict[tuple[str, ...], tuple[tuple[str, ...], Tags, Tags]] = {}
         self._asked: set[str] = set()  # keys in a kept list that had no tags
 
     def note_slots(self, keys: Sequence[str], slots: Sequence[int]) -> None:
@@ -73,16 +75,20 @@ class Elements:
         self._columns.clear()
         self._asked.clear()
 
-    def columns(self, keys: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, list[Any]]]:
+    def columns(self, keys: tuple[str, ...], *, queue: bool) -> tuple[tuple[str, ...], Tags]:
         """The list of keys as it was first seen, and its tag columns; only those at least one key has a tag for.
 
         A key that has tags but no ``is_padding`` is not padding.
+
+        Args:
+            keys: keys of a row.
+            queue: the row passed through the queue, so its keys have slots.
         """
         known = self._columns.get(keys)
         if known is None:
             tags = [self._tags.get(key) for key in keys]
             self._asked.update(key for key, tag in zip(keys, tags, strict=True) if tag is None)
-            columns = {}
+            columns: Tags = {}
             for name in _LASTING:
                 values = [None if tag is None else tag.get(name) for tag in tags]
                 if name == "is_padding":
@@ -92,8 +98,9 @@ class Elements:
             if len(self._columns) >= _KEPT_LISTS:
                 self._columns.clear()
                 self._asked.clear()
-            known = self._columns[keys] = (keys, columns)
-        return known
+            outside = {name: values for name, values in columns.items() if name != "slot"}
+            known = self._columns[keys] = (keys, columns, outside)
+        return known[0], known[1] if queue else known[2]
 
     def lengths(self, keys: Sequence[str], tag: str) -> NDArray[np.int64] | None:
         """``(n,)`` length tags of the keys (``prompt_len``, ``seq_len``), or None where one is not known."""

@@ -257,7 +257,7 @@ class Recorder:
         keys, tags = joined_keys(pieces), None
         columns = joined_columns(pieces)
         if keys is not None and scalars["entity"] in ("trajectory", "prompt"):
-            keys, tags = self.elements.columns(keys)
+            keys, tags = self.elements.columns(keys, queue=scalars.get("partition") is not None)
         rows = joined_rows(pieces)
         if rows is None:
             return FinishedRow(row.seq, scalars, n, keys, columns, tags, row.content)

@@ -5,7 +5,7 @@
 -- needs: key, is_padding, sum
 -- fields: metrics
 -- examines: select count(*) from group_cells where field = 'metrics' and step_id in (select step_id from base where is_padding)
--- subsumed_by: PAD001
+-- subsumed_by: PAD001, KEY003, LEN003, MSK002
 -- source: S5
 -- causes: The metrics were taken over the whole batch: padding rows count as samples of score 0 and length 1.
 create or replace temp table padded as
@@ -16,10 +16,15 @@ from events join padded using (step_id)
 where entity = 'trajectory' and field in ('token_level_rewards', 'advantages', 'returns') and op = 'forward'
     and stage = 'advantage'
 group by step_id, process, field;
-with real as (
+with handed as (
+    select distinct step_id, id from key_cells where op = 'produce' and stage = 'sample' and field = 'key'
+),
+real as (
+    -- what the step was handed: a group left out on purpose, or lost, is in no metric
     select b.step_id, b.reward, b.response_len, b.prompt_len, b.num_turns
     from base as b join padded using (step_id)
     where not is_padding
+        and (b.id in (select id from handed) or b.step_id not in (select step_id from handed))
 ),
 tokens as (
     select e.*, b.step_id
