@@ -1,22 +1,20 @@
-"""Any batch container to columns: one :class:`FieldColumn` a field, its content flat and its row lengths beside it.
+"""A batch to columns: one :class:`FieldColumn` a field, its content flat and its row lengths beside it.
 
-Takes TensorDict, DataProto-shaped objects (``batch``, ``non_tensor_batch``), plain dicts of tensors, jagged nested
-tensors, padded tensors with lengths or an attention mask, numpy arrays, lists and object arrays. Torch is never
-imported: a tensor is known by its own module, which the caller has already loaded.
+Takes TensorDict, DataProto-shaped objects (``batch``, ``non_tensor_batch``) and plain dicts; padded tensors come with
+their lengths or with an attention mask.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lineage.errors import UserError
-from lineage.fingerprint import canonical_json
+from lineage.freeze import Frozen, FrozenNested, FrozenObjects, FrozenTensor, freeze
 from lineage.statistics import Rows
 from lineage.vocabulary import span_of
 
@@ -84,26 +82,13 @@ def items_of(batch: Any) -> Iterator[tuple[str, Any]]:
         )
 
 
-def is_tensor(value: Any) -> bool:
-    """True for a torch tensor, without importing torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
-
-
-def is_jagged(tensor: Any) -> bool:
-    """True for a nested tensor in the jagged layout.
-
-    Its properties cost a Python dispatch each, so the class is looked at and the parts are read directly.
-    """
-    return hasattr(type(tensor), "__tensor_flatten__") and hasattr(tensor, "_offsets")
-
-
-def _nested(tensor: Any) -> bool:
-    return is_jagged(tensor) or bool(tensor.is_nested)
+def frozen_items(batch: Any, fields: Sequence[str] | None = None) -> dict[str, Frozen]:
+    """Snapshots of a container's fields, or of some of them."""
+    return {name: freeze(value) for name, value in items_of(batch) if fields is None or name in fields}
 
 
 def padding_of(
-    items: Mapping[str, Any], lengths: Mapping[str, Sequence[int]] | None = None, left_padded: Sequence[str] = ()
+    items: Mapping[str, Frozen], lengths: Mapping[str, Sequence[int]] | None = None, left_padded: Sequence[str] = ()
 ) -> Padding | None:
     """Padding of a batch of dense tensors, as told or from its ``attention_mask``, verl's way.
 
@@ -115,139 +100,71 @@ def padding_of(
     if lengths is not None:
         valid = {span: np.asarray(known, dtype=np.int64) for span, known in lengths.items()}
         starts = {}
-        width = _dense_width(items.get("prompts"))
-        if "prompts" in left_padded and width is not None and "prompt" in valid:
-            starts["prompt"] = starts["sequence"] = width - valid["prompt"]
+        prompts = items.get("prompts")
+        if "prompts" in left_padded and _is_dense(prompts) and "prompt" in valid:
+            starts["prompt"] = starts["sequence"] = prompts.array.shape[-1] - valid["prompt"]
         return Padding(valid, starts)
-    attention = items.get("attention_mask")
-    if _dense_width(attention) is None:
+    attention, responses = items.get("attention_mask"), items.get("responses")
+    if not _is_dense(attention) or attention.array.ndim != 2:
         return None
-    ones = to_numpy(attention, copy=False) != 0
-    if ones.ndim != 2:
-        return None
+    ones = attention.array != 0
     valid = {"sequence": ones.sum(axis=1, dtype=np.int64)}
     starts = {"sequence": ones.argmax(axis=1).astype(np.int64)}
-    response_width = _dense_width(items.get("responses"))
-    if response_width is not None and response_width <= ones.shape[1]:
-        prompt_width = ones.shape[1] - response_width
+    if _is_dense(responses) and responses.array.shape[-1] <= ones.shape[1]:
+        prompt_width = ones.shape[1] - responses.array.shape[-1]
         valid["response"] = ones[:, prompt_width:].sum(axis=1, dtype=np.int64)
         valid["prompt"] = valid["sequence"] - valid["response"]
         starts["prompt"] = prompt_width - valid["prompt"]
     return Padding(valid, starts)
 
 
-def _dense_width(value: Any) -> int | None:
-    """Padded width of a dense ``(batch, width)`` tensor, else None."""
-    if is_tensor(value) and not _nested(value) and value.ndim >= 2:
-        return int(value.shape[-1])
-    return None
+def _is_dense(value: Frozen | None) -> TypeGuard[FrozenTensor]:
+    """True for a dense tensor with a token axis."""
+    return isinstance(value, FrozenTensor) and value.array.ndim >= 2
 
 
 def column(name: str, value: Any, padding: Padding | None = None, span: str | None = None) -> FieldColumn:
-    """One field as flat content, with values of its own: what is recorded cannot change after the call.
+    """One field as flat content.
 
     Args:
         name: field name; a known one brings its span.
-        value: tensor ``(batch,)``, ``(batch, width, ...)`` or jagged; array; list of numbers, tensors or objects.
-        padding: valid lengths of padded tensors, by span.
+        value: anything :func:`lineage.freeze.freeze` takes, or what it gave.
+        padding: where the data of padded tensors lies.
         span: overrides the registry's.
     """
+    frozen = freeze(value)
     span = span or span_of(name)
-    if is_tensor(value):
-        if _nested(value):
-            return _from_nested(name, value, span)
-        return _from_dense(name, to_numpy(value), value, padding, span)
-    if hasattr(value, "tolist") and not isinstance(value, np.ndarray):
-        value = value.tolist()  # tensordict's NonTensorStack
-    if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
-        return _from_dense(name, np.array(value, order="C"), None, padding, span)
-    rows = list(value) if isinstance(value, (list, tuple, np.ndarray)) else [value]
-    if rows and all(is_tensor(row) or isinstance(row, np.ndarray) for row in rows):
-        return _from_sequences(name, [to_numpy(row) if is_tensor(row) else row for row in rows], rows[0], span)
-    if rows and all(type(row) in (int, float, bool) for row in rows):
-        return _from_dense(name, np.asarray(rows), None, padding, span)
-    if rows and all(is_numbers(row) for row in rows) and any(rows):
-        dtype = np.float64 if any(type(x) is float for row in rows for x in row) else np.int64
-        return _from_sequences(name, [np.asarray(row, dtype=dtype) for row in rows], None, span)
-    return _from_objects(name, rows, span)
+    if isinstance(frozen, FrozenNested):
+        return _nested_column(name, frozen, span or "response")
+    if isinstance(frozen, FrozenObjects):
+        return _object_column(name, frozen, span or "scalar")
+    return _dense_column(name, frozen, padding, span)
 
 
-def to_numpy(tensor: Any, *, copy: bool = True) -> NDArray[Any]:
-    """A tensor's content on the host; bfloat16, which numpy lacks, as float32.
-
-    Args:
-        tensor: any dense tensor.
-        copy: False may give a view of the tensor's memory, for a caller that only looks.
-    """
-    tensor = tensor.detach()
-    if tensor.device.type != "cpu":
-        tensor, copy = tensor.cpu(), False
-    try:
-        array = tensor.numpy()
-    except TypeError:
-        array, copy = tensor.float().numpy(), False
-    return np.array(array, order="C") if copy else np.ascontiguousarray(array)
-
-
-def is_numbers(row: Any) -> bool:
-    """True for a list of plain numbers, the empty one included."""
-    return isinstance(row, (list, tuple)) and all(type(x) in (int, float, bool) for x in row)
-
-
-def _dtype_name(tensor: Any, array: NDArray[Any]) -> str:
-    return str(tensor.dtype).removeprefix("torch.") if is_tensor(tensor) else str(array.dtype)
-
-
-def _from_nested(name: str, tensor: Any, span: str | None) -> FieldColumn:
-    if not is_jagged(tensor):  # nested in the strided layout: rows of any shape
-        return _from_sequences(name, [to_numpy(row) for row in tensor.unbind()], tensor.unbind()[0], span)
-    values, ragged_axis, holes = tensor._values, tensor._ragged_idx - 1, tensor._lengths
-    with sys.modules["torch"]._C.DisableTorchFunctionSubclass():
-        requires_grad = bool(tensor.requires_grad)
-    if ragged_axis:
-        values = values.movedim(ragged_axis, 0)  # the ragged axis outermost
-    offsets = to_numpy(tensor._offsets, copy=False).astype(np.int64)
-    return jagged_column(name, values, offsets[1:] - offsets[:-1], holes, span, requires_grad)
-
-
-def jagged_column(
-    name: str, values: Any, lengths: Int64, holes: Any = None, span: str | None = None, requires_grad: bool = False
-) -> FieldColumn:
-    """A jagged field from its parts.
-
-    Args:
-        name: field name; a known one brings its span.
-        values: ``(sum(lengths), ...)`` tensor, row after row, the ragged axis outermost.
-        lengths: ``(rows,)`` positions of each row.
-        holes: ``(rows,)`` positions that are the row's where rows were narrowed in place, else None.
-        span: overrides the registry's.
-        requires_grad: the nested tensor carries a gradient.
-    """
-    flat = to_numpy(values)
-    width = 1 if flat.ndim == 1 else int(np.prod(flat.shape[1:], dtype=np.int64))
-    content, lengths = flat.reshape(-1), lengths * width
-    if holes is not None:
-        keep = to_numpy(holes).astype(np.int64) * width
-        inside = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        content, lengths = content[: len(inside)][inside < np.repeat(keep, lengths)], keep
+def _nested_column(name: str, frozen: FrozenNested, span: str) -> FieldColumn:
+    inner = frozen.values.shape[1:]
+    width = int(np.prod(inner, dtype=np.int64)) if inner else 1
+    content = frozen.values.reshape(-1)
+    lengths = frozen.lengths if width == 1 else frozen.lengths * width
+    shape = (len(lengths), -1, *inner)
     return FieldColumn(
         name,
         Rows(content, lengths),
         width,
         "jagged",
-        span or span_of(name) or "response",
-        _dtype_name(values, flat),
-        str(values.device),
-        (len(lengths), -1, *flat.shape[1:]),
+        span,
+        frozen.dtype,
+        frozen.device,
+        shape,
         content.nbytes,
-        requires_grad,
+        frozen.requires_grad,
     )
 
 
-def _from_dense(name: str, array: NDArray[Any], tensor: Any, padding: Padding | None, span: str | None) -> FieldColumn:
+def _dense_column(name: str, frozen: FrozenTensor, padding: Padding | None, span: str | None) -> FieldColumn:
+    array = frozen.array
     n = array.shape[0] if array.ndim else 1
-    per_row = int(np.prod(array.shape[1:], dtype=np.int64)) if array.ndim else 1
-    lengths = np.full(n, per_row, dtype=np.int64)
+    per_row = int(np.prod(array.shape[1:], dtype=np.int64)) if array.ndim > 1 else 1
     scalar = array.ndim < 2
     starts = valid = None
     width = 1
@@ -267,55 +184,20 @@ def _from_dense(name: str, array: NDArray[Any], tensor: Any, padding: Padding | 
                 starts = valid = None  # nothing is padded
     return FieldColumn(
         name,
-        Rows(array.reshape(-1), lengths, starts, valid),
+        Rows(array.reshape(-1), np.full(n, per_row, dtype=np.int64), starts, valid),
         width,
         "scalar" if scalar else "dense",
         span,
-        _dtype_name(tensor, array),
-        str(tensor.device) if tensor is not None else None,
+        frozen.dtype,
+        frozen.device,
         tuple(array.shape),
         array.nbytes,
-        bool(tensor.requires_grad) if tensor is not None else None,
+        frozen.requires_grad,
     )
 
 
-def _from_sequences(name: str, rows: list[NDArray[Any]], first: Any, span: str | None) -> FieldColumn:
-    scalar = all(row.ndim == 0 for row in rows)
-    flat = np.concatenate([row.reshape(-1) for row in rows]) if rows else np.zeros(0)
-    lengths = np.fromiter((row.size for row in rows), dtype=np.int64, count=len(rows))
-    return FieldColumn(
-        name,
-        Rows(flat, lengths),
-        1,
-        "scalar" if scalar else "jagged",
-        span or ("scalar" if scalar else "response"),
-        _dtype_name(first, flat),
-        str(first.device) if is_tensor(first) else None,
-        (len(rows),) if scalar else (len(rows), -1),
-        flat.nbytes,
-        bool(first.requires_grad) if is_tensor(first) else None,
-    )
-
-
-def _from_objects(name: str, rows: list[Any], span: str | None) -> FieldColumn:
-    if all(isinstance(row, str) for row in rows):
-        return object_column(name, [row.encode("utf-8", "surrogatepass") for row in rows], "str", span)
-    return object_column(name, [canonical_json(row) for row in rows], "object", span)
-
-
-def object_column(name: str, blobs: list[bytes], dtype: str, span: str | None = None) -> FieldColumn:
-    """A field of strings or objects from their bytes: UTF-8, or canonical JSON."""
-    lengths = np.fromiter(map(len, blobs), dtype=np.int64, count=len(blobs))
-    flat = np.frombuffer(b"".join(blobs), dtype=np.uint8)
-    return FieldColumn(
-        name,
-        Rows(flat, lengths, opaque=True),
-        1,
-        "object",
-        span or span_of(name) or "scalar",
-        dtype,
-        None,
-        (len(blobs),),
-        len(flat),
-        None,
-    )
+def _object_column(name: str, frozen: FrozenObjects, span: str) -> FieldColumn:
+    lengths = np.fromiter(map(len, frozen.blobs), dtype=np.int64, count=len(frozen.blobs))
+    flat = np.frombuffer(b"".join(frozen.blobs), dtype=np.uint8)
+    rows = Rows(flat, lengths, opaque=True)
+    return FieldColumn(name, rows, 1, "object", span, frozen.dtype, None, (len(lengths),), len(flat), None)

@@ -1,24 +1,23 @@
 """Small batches of one kind, kept as they come and turned into columns together.
 
 Sessions write their trajectories one by one. Making columns of each would cost more than all the statistics of a step,
-so a snapshot is taken at the call and the rest is done once, when the stage ends.
+so the snapshots are kept and the rest is done once, when the stage ends.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from lineage.batch import FieldColumn, column, is_jagged, is_numbers, is_tensor, jagged_column, object_column, to_numpy
-from lineage.fingerprint import canonical_json
+from lineage.batch import FieldColumn, column
+from lineage.freeze import Frozen, FrozenNested, FrozenObjects, FrozenTensor
 
 FEW = 4  # elements up to which a batch is small
 
-Kind = tuple[str, str, Any]  # field, how its pieces are kept, dtype
+Kind = tuple[str, type, str, str | None]  # field, class of its snapshots, dtype, device
 
 
 @dataclass
@@ -40,19 +39,21 @@ class Gather:
     time_ns: int
     keys: list[str] = field(default_factory=list)
     columns: list[tuple[int, Mapping[str, Sequence[Any]]]] = field(default_factory=list)
-    pieces: list[list[Any]] = field(default_factory=list)
+    pieces: list[tuple[Any, ...]] = field(default_factory=list)
 
-    def add(self, keys: Sequence[str], pieces: list[Any], columns: Mapping[str, Sequence[Any]] | None) -> None:
+    def add(
+        self, keys: Sequence[str], items: Mapping[str, Frozen], columns: Mapping[str, Sequence[Any]] | None
+    ) -> None:
         """Keep one more batch."""
         self.keys.extend(keys)
         self.columns.append((len(keys), columns or {}))
-        self.pieces.append(pieces)
+        self.pieces.append(tuple(items.values()))
 
     def fields(self) -> dict[str, FieldColumn]:
         """All batches as one column a field."""
         return {
-            name: _joined(name, kind, [pieces[index] for pieces in self.pieces])
-            for index, (name, kind, _) in enumerate(self.kinds)
+            name: column(name, _joined([pieces[index] for pieces in self.pieces]))
+            for index, (name, _, _, _) in enumerate(self.kinds)
         }
 
     def element_columns(self) -> dict[str, list[Any]]:
@@ -61,58 +62,26 @@ class Gather:
         return {name: [value for n, given in self.columns for value in given.get(name, [None] * n)] for name in names}
 
 
-def small_pieces(items: Mapping[str, Any]) -> tuple[tuple[Kind, ...], list[Any]] | None:
-    """Kinds and snapshots of a small batch's fields, or None where a field is of a kind that is not gathered."""
+def kinds_of(items: Mapping[str, Frozen]) -> tuple[Kind, ...] | None:
+    """Kinds of a small batch's fields, or None where a field is of a kind that is not gathered: padded tensors."""
     kinds: list[Kind] = []
-    pieces: list[Any] = []
-    for name, value in items.items():
-        if is_tensor(value):
-            if not is_jagged(value):
-                if value.ndim != 1:
-                    return None
-                kinds.append((name, "scalar", value.dtype))
-                pieces.append(value.detach().clone())
-                continue
-            values = value._values
-            if values.ndim != 1 or value._lengths is not None:
-                return None
-            kinds.append((name, "jagged", values.dtype))
-            pieces.append((values.detach().clone(), value._offsets))
-            continue
-        rows = value.tolist() if hasattr(value, "tolist") else value
-        if not isinstance(rows, list):
-            return None
-        if all(isinstance(row, str) for row in rows):
-            kinds.append((name, "str", None))
-            pieces.append([row.encode("utf-8", "surrogatepass") for row in rows])
-        elif all(type(row) in (int, float, bool) for row in rows):
-            kinds.append((name, "number", type(rows[0])))
-            pieces.append(list(rows))
-        elif all(is_tensor(row) and row.ndim == 1 and not is_jagged(row) for row in rows):
-            kinds.append((name, "rows", rows[0].dtype))
-            pieces.append([row.detach().clone() for row in rows])
-        elif any(is_tensor(row) or isinstance(row, (int, float, np.ndarray)) or is_numbers(row) for row in rows):
+    for name, item in items.items():
+        if isinstance(item, FrozenObjects):
+            kinds.append((name, FrozenObjects, item.dtype, None))
+        elif (item.values if isinstance(item, FrozenNested) else item.array).ndim != 1:
             return None
         else:
-            kinds.append((name, "object", None))
-            pieces.append([canonical_json(row) for row in rows])
-    return tuple(kinds), pieces
+            kinds.append((name, type(item), item.dtype, item.device))
+    return tuple(kinds)
 
 
-def _joined(name: str, kind: str, parts: list[Any]) -> FieldColumn:
-    if kind in ("str", "object"):
-        return object_column(name, [blob for part in parts for blob in part], kind)
-    if kind == "number":
-        return column(name, [number for part in parts for number in part])
-    torch = sys.modules["torch"]
-    if kind == "rows":
-        tensors = [tensor for part in parts for tensor in part]
-        return jagged_column(name, torch.cat(tensors), np.array([len(tensor) for tensor in tensors], dtype=np.int64))
-    if kind == "scalar":
-        return column(name, torch.cat(parts))
-    offsets = to_numpy(torch.cat([offsets for _, offsets in parts]), copy=False).astype(np.int64)
-    borders = np.cumsum([len(offsets) for _, offsets in parts])[
-        :-1
-    ]  # from the last of one part to the first of the next
-    lengths = np.delete(np.diff(offsets), borders - 1)
-    return jagged_column(name, torch.cat([values for values, _ in parts]), lengths)
+def _joined(parts: list[Any]) -> Frozen:
+    first = parts[0]
+    if isinstance(first, FrozenObjects):
+        return FrozenObjects([blob for part in parts for blob in part.blobs], first.dtype)
+    if isinstance(first, FrozenTensor):
+        array = np.concatenate([part.array for part in parts])
+        return FrozenTensor(array, first.dtype, first.device, first.requires_grad)
+    values = np.concatenate([part.values for part in parts])
+    lengths = np.concatenate([part.lengths for part in parts])
+    return FrozenNested(values, lengths, first.dtype, first.device, first.requires_grad)

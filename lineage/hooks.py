@@ -18,8 +18,9 @@ from typing import Any, TypeVar, cast
 from lineage.attach.transfer_queue import TracedQueue
 from lineage.context import LossTerm, Optim, Resident, Sampling, Topology, Weights
 from lineage.errors import LineageError, MissingExtraError, RecorderError, UserError
-from lineage.recorder import NULL_RECORDER, NullRecorder, Recorder, current_stage
+from lineage.recorder import NULL_RECORDER, NullRecorder, Recorder
 from lineage.run import RunInfo, new_run_folder
+from lineage.scopes import current_stage
 from lineage.stage import NullStage, Stage
 
 __all__ = [

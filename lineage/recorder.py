@@ -6,7 +6,6 @@ up (a full disk, a field it cannot read) it counts what it dropped, says so in t
 
 from __future__ import annotations
 
-import contextvars
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,17 +25,16 @@ from lineage.errors import RecorderError
 from lineage.links import link
 from lineage.row import FinishedRow, Row, joined_columns, joined_keys, joined_rows
 from lineage.run import RunInfo
+from lineage.scopes import NULL_STAGE, StageScopes
 from lineage.stage import NullStage, Stage
 from lineage.writer import PARTS, PartWriter, StateFile
 
 log = logging.getLogger("lineage")
 
-_current: contextvars.ContextVar[Stage | None] = contextvars.ContextVar("lineage_stage", default=None)
-
 _WHY_KEPT = 20  # reasons for dropped rows kept in the trace
 
 
-class Recorder:
+class Recorder(StageScopes):
     """Writes the trace of one process.
 
     Args:
@@ -53,8 +51,6 @@ class Recorder:
         RecorderError: the folder cannot be written. A recorder that cannot start stops the run.
     """
 
-    enabled = True
-
     def __init__(
         self,
         folder: Path,
@@ -67,17 +63,16 @@ class Recorder:
         keep_steps: int | None = None,
         reuse: bool = True,
     ) -> None:
+        super().__init__(every)
         self.folder = Path(folder)
         self.info = info
         self.elements = Elements()
-        self.global_steps = 0
         self.on_step_sealed: Callable[[int, pa.RecordBatch], None] | None = None
         self._constants: dict[str, Any] = {"run_id": info.run_id, "process": process, "rank": rank}
         self._coord = dict(coord) if coord else None
-        self._every = every
         self._reuse = reuse
         self._seq = 0
-        self._open_stages: list[Stage] = []
+        self.now = time.time_ns
         self._finished: list[FinishedRow] = []
         self._contents = Contents(reuse)
         self._cleared: list[str] = []
@@ -105,37 +100,11 @@ class Recorder:
         self._state.state["open_step"] = global_steps if self.tracing else None
         self._state.write()
 
-    @contextmanager
-    def stage(
-        self, name: str, *, producer: str | None = None, consumer: str | None = None, **context: Any
-    ) -> Iterator[Stage]:
-        """Open a stage; what is recorded inside belongs to it.
-
-        Args:
-            name: stage name, one of ``vocabulary.STAGES`` or your own.
-            producer: the component at work.
-            consumer: the component that reads what it makes.
-            context: context columns for every row of the stage.
-        """
-        if not self.tracing:
-            yield NULL_STAGE  # type: ignore[misc]
-            return
-        parent = _current.get()
-        nested = parent is not None and parent.recorder is self
-        if nested and parent is not None:
-            stage = parent.children.get(name)
-            if stage is None:
-                stage = parent.children[name] = Stage(self, name, producer, consumer, {**parent.context, **context})
-        else:
-            stage = Stage(self, name, producer, consumer, context)
-        self._open_stages.append(stage)
-        token = _current.set(stage)
-        try:
-            yield stage
-        finally:
-            _current.reset(token)
-            if not nested:
-                stage.close()
+    def make_stage(
+        self, name: str, producer: str | None, consumer: str | None, context: dict[str, Any], parent: Stage | None
+    ) -> Stage:
+        """A new stage of the open step."""
+        return Stage(self, name, producer, consumer, context)
 
     def seal(self) -> None:
         """End the step: its rows go to disk as one batch."""
@@ -173,18 +142,22 @@ class Recorder:
         Returns:
             The trace, or None where only the parts could be kept.
         """
+        return self.end(reason_of(error))
+
+    def end(self, why: str | None) -> Path | None:
+        """:meth:`close` by the text of the error that ended the run, None where it ended in order."""
         if self._closed:
             return None
         self._closed = True
         state = self._state.state
-        if error is not None and (state["open_step"] is not None or self._pending):
+        if why is not None and (state["open_step"] is not None or self._pending):
             state["torn"].append(self.global_steps)
         if self._pending:
             self.seal()
         state["open_step"] = None
-        state["closed"] = error is None
-        if error is not None:
-            state["error"] = f"{type(error).__name__}: {error}"[:300]
+        state["closed"] = why is None
+        if why is not None:
+            state["error"] = why
         try:
             self._writer.seal(self.global_steps)
             self._state.close()
@@ -195,11 +168,6 @@ class Recorder:
             return None
 
     # -- what stages and adapters call ----------------------------------------------------------------------------
-
-    @property
-    def tracing(self) -> bool:
-        """True in a step that is traced (``trace.every``)."""
-        return self.global_steps == 0 or (self.global_steps - 1) % self._every == 0
 
     def forget(self, keys: Sequence[str]) -> None:
         """Cleared keys: their tags go when the step is sealed, so that a late writer's rows still carry them."""
@@ -214,7 +182,7 @@ class Recorder:
     def new_row(self, scalars: dict[str, Any], item: FieldColumn | None) -> Row:
         """Start a row: number it, stamp it, and describe its container."""
         self._seq += 1
-        scalars["time_ns"] = time.time_ns()
+        scalars["time_ns"] = self.now()
         scalars.setdefault("coord", self._coord)
         if item is not None:
             scalars.setdefault("span", item.span)
@@ -295,10 +263,9 @@ class NullRecorder:
         """Do nothing."""
 
 
-NULL_STAGE = NullStage()
 NULL_RECORDER = NullRecorder()
 
 
-def current_stage() -> Stage | NullStage:
-    """The innermost open stage of this task, or one whose verbs do nothing."""
-    return _current.get() or NULL_STAGE
+def reason_of(error: BaseException | None) -> str | None:
+    """What the trace keeps of the error that ended a run."""
+    return None if error is None else f"{type(error).__name__}: {error}"[:300]

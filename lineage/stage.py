@@ -8,17 +8,17 @@ with the outer one; whoever records into a stage that has ended starts a later r
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
-from lineage.batch import FieldColumn, column, container_name, items_of, padding_of, to_numpy
+from lineage.batch import FieldColumn, column, container_name, frozen_items, padding_of
 from lineage.context import LossTerm, Optim, Resident, Weights
 from lineage.elements import tag_columns
 from lineage.errors import UsageError
-from lineage.gather import FEW, Gather, Kind, small_pieces
+from lineage.freeze import Frozen, FrozenObjects, FrozenTensor, freeze
+from lineage.gather import FEW, Gather, Kind, kinds_of
 from lineage.row import CONTEXT_NAMES, Piece, Row
 from lineage.statistics.pairs import pair_statistics
 from lineage.vocabulary import TWO_SPANS
@@ -102,15 +102,13 @@ class Stage:
             fields: record only these.
             context: context columns (``mini_batch``, ``weights``, ``sampling``, ``attrs`` ...).
         """
-        items = dict(items_of(batch))
-        if fields is not None:
-            items = {name: value for name, value in items.items() if name in fields}
-        names = tuple(keys) if keys is not None else _keys_of(items)
         context["container"] = context.get("container") or container_name(batch)
-        if names is not None and len(names) <= FEW and mask is None and lengths is None:
-            small = small_pieces(items)
-            if small is not None:
-                self._gather(op, entity, names, small, columns, context)
+        items = frozen_items(batch, fields)
+        names = tuple(keys) if keys is not None else _keys_of(items)
+        if names is not None and len(names) <= FEW and mask is None and lengths is None and "span" not in context:
+            kinds = kinds_of(items)
+            if kinds is not None:
+                self._gather(op, entity, names, kinds, items, columns, context)
                 return
         padding = padding_of(items, lengths, left_padded)
         span = context.pop("span", None)
@@ -240,19 +238,18 @@ class Stage:
     @_guarded
     def params(self, op: str, named_tensors: Mapping[str, Any], *, field: str = "parameters", **context: Any) -> None:
         """Record named tensors, one element a tensor: a side of a weight sync, or the weights at the start."""
-        arrays = [to_numpy(tensor, copy=False).reshape(-1) for tensor in named_tensors.values()]
-        dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in named_tensors.values()})
-        devices = sorted({str(tensor.device) for tensor in named_tensors.values()})
-        names, n = tuple(named_tensors), len(arrays)
+        frozen = {name: freeze(tensor, copy=False) for name, tensor in named_tensors.items()}
+        tensors = [item for item in frozen.values() if isinstance(item, FrozenTensor)]
+        names, n = tuple(frozen), len(tensors)
         row = self._new_row(op, "param", field, {"container": "dict", "span": "scalar", **context})
         row.scalars.update(
             layout="dense",
-            dtype=",".join(dtypes),
-            device=",".join(devices),
+            dtype=",".join(sorted({tensor.dtype for tensor in tensors})),
+            device=",".join(sorted({str(tensor.device) for tensor in tensors})),
             shape=(n, -1),
-            nbytes=sum(array.nbytes for array in arrays),
+            nbytes=sum(tensor.array.nbytes for tensor in tensors),
         )
-        row.content = self.recorder.fingerprint_weights(arrays)
+        row.content = self.recorder.fingerprint_weights([tensor.array.reshape(-1) for tensor in tensors])
         row.pieces.append(Piece(names, n, None, None, None, None))
 
     @_guarded
@@ -321,19 +318,19 @@ class Stage:
         op: str,
         entity: str,
         names: tuple[str, ...],
-        small: tuple[tuple[Kind, ...], list[Any]],
+        kinds: tuple[Kind, ...],
+        items: Mapping[str, Frozen],
         columns: Columns | None,
         context: dict[str, Any],
     ) -> None:
-        kinds, pieces = small
         identity = (self._base(op, entity, context), kinds)
         gather = self._gathers.get(identity)
         if gather is None:
             seq = self.recorder.reserve(len(kinds))
-            gather = self._gathers[identity] = Gather(op, entity, context, kinds, seq, time.time_ns())
+            gather = self._gathers[identity] = Gather(op, entity, context, kinds, seq, self.recorder.now())
         elif "asked_n" in context:
             _add_asked(gather.context, context)
-        gather.add(names, pieces, columns)
+        gather.add(names, items, columns)
 
     @_guarded
     def _emit_gathered(self, gather: Gather) -> None:
@@ -426,10 +423,10 @@ def _add_asked(total: dict[str, Any], more: Mapping[str, Any]) -> None:
     total["missing"] = [*total["missing"], *more["missing"]]
 
 
-def _keys_of(items: Mapping[str, Any]) -> tuple[str, ...] | None:
+def _keys_of(items: Mapping[str, Frozen]) -> tuple[str, ...] | None:
+    """Keys a batch brings itself, in a field of strings named ``key`` or ``uid``."""
     for name in ("key", "uid"):
         value = items.get(name)
-        if value is not None:
-            value = value.tolist() if hasattr(value, "tolist") else value
-            return tuple(str(key) for key in value)
+        if isinstance(value, FrozenObjects) and value.dtype == "str":
+            return tuple(blob.decode("utf-8", "surrogatepass") for blob in value.blobs)
     return None

@@ -13,7 +13,7 @@ from lineage.batch import items_of
 from lineage.context import Resident
 from lineage.elements import tag_columns
 from lineage.keys import parse_key
-from lineage.recorder import current_stage
+from lineage.scopes import current_stage
 from lineage.stage import NullStage, Stage
 
 _NUMERIC_TAGS = ("prompt_len", "response_len", "seq_len")

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 
-from lineage.batch import column, container_name, items_of, padding_of
+from lineage.batch import column, container_name, frozen_items, items_of, padding_of
 from lineage.errors import UserError
 from lineage.fingerprint import reference_fingerprint
-from lineage.gather import Gather, small_pieces
+from lineage.freeze import freeze
+from lineage.gather import Gather, kinds_of
 from lineage.statistics import row_statistics
 
 
@@ -39,7 +40,7 @@ def test_one_content_has_one_fingerprint_in_any_container(rows: list[list[int]])
     width = max(lengths) + 2
     right = torch.tensor([row + [0] * (width - len(row)) for row in rows])
     left = torch.tensor([[0] * (width - len(row)) + row for row in rows])
-    told = padding_of({"prompts": left}, {"prompt": lengths, "response": lengths}, ("prompts",))
+    told = padding_of({"prompts": freeze(left)}, {"prompt": lengths, "response": lengths}, ("prompts",))
     columns = [
         column("responses", nested(rows)),
         column("responses", right, told),
@@ -62,7 +63,7 @@ def test_padding_is_read_from_the_attention_mask() -> None:
         "input_ids": torch.tensor([[0, 7, 8, 9, 0], [4, 5, 6, 1, 2]]),
         "attention_mask": torch.tensor([[0, 1, 1, 1, 0], [1, 1, 1, 1, 1]]),
     }
-    padding = padding_of(items)
+    padding = padding_of(frozen_items(items))
     assert fingerprints(column("prompts", items["prompts"], padding)) == [
         reference_fingerprint(row) for row in ([7, 8], [4, 5, 6])
     ]
@@ -149,10 +150,11 @@ def test_gathered_sessions_equal_one_batch(rows: list[list[int]]) -> None:
             "num_turns": torch.tensor([len(row)]),
             "raw": [torch.tensor(row)],
         }
-        small = small_pieces(one)
-        assert small is not None
-        gather = gather or Gather("produce", "trajectory", {}, small[0], 1, 0)
-        gather.add(["k"], small[1], {"slot": [len(row)]})
+        items = frozen_items(one)
+        kinds = kinds_of(items)
+        assert kinds is not None
+        gather = gather or Gather("produce", "trajectory", {}, kinds, 1, 0)
+        gather.add(["k"], items, {"slot": [len(row)]})
     assert gather is not None
     for name, item in gather.fields().items():
         whole = column(name, together[name])
