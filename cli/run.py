@@ -22,7 +22,7 @@ from lineage.run import TRACE_FILE, new_run_folder
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from lineage.recorder import NullRecorder, Recorder
+    from lineage.hooks import AnyRecorder
     from lineage.trainer.loggers import Tracking
 
 RUNS = Path("runs")
@@ -41,7 +41,7 @@ CONFIG_GROUPS: dict[str, tuple[str, ...]] = {
     "reward": ("scorer", "reward_manager"),
     "reward.custom_reward_function": ("path", "name"),
     "trainer": ("total_training_steps", "n_gpus_per_node", "device", "logger", "save_freq", "seed"),
-    "trace": ("enabled", "every", "keep_steps", "reuse", "weights"),
+    "trace": ("enabled", "every", "keep_steps", "reuse", "sidecar", "weights"),
 }
 
 HELP = (
@@ -174,6 +174,7 @@ def _run(config: DictConfig, console: Console) -> Summary:
         run=facts,
         every=config.trace.every,
         keep_steps=config.trace.keep_steps,
+        sidecar=config.trace.sidecar,
         reuse=config.trace.reuse,
     )
     interrupted = False
@@ -197,7 +198,7 @@ def _run(config: DictConfig, console: Console) -> Summary:
     return summary
 
 
-def _close(recorder: Recorder | NullRecorder, error: BaseException) -> None:
+def _close(recorder: AnyRecorder, error: BaseException) -> None:
     """Seal what a run that did not end in order has recorded; with nothing recorded there is nothing to say."""
     with contextlib.suppress(UserError):
         recorder.close(error)

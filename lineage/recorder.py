@@ -72,6 +72,7 @@ class Recorder(StageScopes):
         self._coord = dict(coord) if coord else None
         self._reuse = reuse
         self._seq = 0
+        self._open_stages: list[Stage] = []
         self.now = time.time_ns
         self._finished: list[FinishedRow] = []
         self._contents = Contents(reuse)
@@ -108,9 +109,9 @@ class Recorder(StageScopes):
 
     def seal(self) -> None:
         """End the step: its rows go to disk as one batch."""
-        for stage in self._open_stages:
+        stages, self._open_stages = self._open_stages, []
+        for stage in stages:
             stage.close()  # a late writer's rows, and stages still open across the step
-        self._open_stages.clear()
         self.elements.forget(self._cleared)
         self._cleared = []
         rows, contents = self._finished, self._contents
@@ -168,6 +169,10 @@ class Recorder(StageScopes):
             return None
 
     # -- what stages and adapters call ----------------------------------------------------------------------------
+
+    def keep(self, stage: Stage) -> None:
+        """A stage has rows: they go to the step that is open when it is sealed, also those of a late writer."""
+        self._open_stages.append(stage)
 
     def forget(self, keys: Sequence[str]) -> None:
         """Cleared keys: their tags go when the step is sealed, so that a late writer's rows still carry them."""

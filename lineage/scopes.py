@@ -31,7 +31,6 @@ class StageScopes:
     def __init__(self, every: int) -> None:
         self.global_steps = 0
         self._every = every
-        self._open_stages: list[Stage] = []
 
     @property
     def tracing(self) -> bool:
@@ -65,7 +64,6 @@ class StageScopes:
         if stage is None:
             inherited = parent.context if parent is not None else {}
             stage = self.make_stage(name, producer, consumer, {**inherited, **context}, parent)
-            self._open_stages.append(stage)
             if parent is not None:
                 parent.children[name] = stage
         token = _current.set(stage)

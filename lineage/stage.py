@@ -67,6 +67,7 @@ class Stage:
         self.consumer = consumer
         self.context = dict(context)
         self.children: dict[str, Stage] = {}
+        self._kept = False  # the recorder knows that it has rows
         self._rows: dict[tuple[Any, ...], Row] = {}
         self._bases: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._masks: dict[tuple[str, ...], FieldColumn] = {}
@@ -265,6 +266,7 @@ class Stage:
         for child in self.children.values():
             child.close()
         self.children.clear()
+        self._kept = False
         gathers, self._gathers = self._gathers, {}
         for gather in gathers.values():
             self._emit_gathered(gather)
@@ -363,17 +365,24 @@ class Stage:
         self, op: str, entity: str, field: str, context: Mapping[str, Any], item: FieldColumn | None = None
     ) -> Row:
         """A row of its own even where one of the same identity is open: events do not merge."""
+        self._keep()
         row = self.recorder.new_row({**self._scalars(op, entity, context), "field": field}, item)
         self._rows[(op, field, row.seq)] = row
         return row
 
     def _base(self, op: str, entity: str, context: dict[str, Any]) -> tuple[Any, ...]:
         """Identity of the rows of one call but for the field; their common scalars are kept under it."""
+        self._keep()
         base = (op, entity, *_identity(context))
         known = self._bases.get(base)
         if known is None:
             self._bases[base] = self._scalars(op, entity, context)
         return base
+
+    def _keep(self) -> None:
+        if not self._kept:
+            self._kept = True
+            self.recorder.keep(self)
 
     def _scalars(self, op: str, entity: str, context: Mapping[str, Any]) -> dict[str, Any]:
         unknown = context.keys() - CONTEXT_NAMES

@@ -132,6 +132,20 @@ def test_late_writer_makes_a_later_row(tmp_path: Path) -> None:
     assert [r["seq"] for r in table] == sorted(r["seq"] for r in table)
 
 
+def test_late_writer_of_an_earlier_step_is_not_lost(tmp_path: Path) -> None:
+    """A task of step 1 that writes in step 2 makes a row of step 2."""
+    with lineage.record(tmp_path / "run") as recorder:
+        recorder.step(1)
+        with recorder.stage("rollout") as stage:
+            stage.produce({"responses": [[1]]}, keys=KEYS[:1])
+        recorder.seal()
+        recorder.step(2)
+        stage.produce({"responses": [[2]]}, keys=KEYS[1:])
+        recorder.seal()
+    table = rows_of(tmp_path / "run" / "trace.parquet")
+    assert [(r["global_steps"], r["key"]) for r in table] == [(1, KEYS[:1]), (2, KEYS[1:])]
+
+
 def test_comparison_sees_a_shift(tmp_path: Path) -> None:
     """Log-probs rolled by one correlate with the other side at the shift, not at 0."""
     generator = torch.Generator().manual_seed(0)

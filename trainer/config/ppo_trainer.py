@@ -159,7 +159,8 @@ class TraceConfig:
         enabled: record. ``LINEAGE_DISABLED=1`` says no to every run.
         every: record one step in so many.
         keep_steps: keep the last so many steps; null keeps all.
-        reuse: a tensor seen before keeps its statistics.
+        reuse: contents of a step that are equal share their statistics.
+        sidecar: record in a process of its own, so that a step pays for a snapshot only.
         capture_text: store prompts and responses in the trace; not in this version. Off: a trace never holds them.
         weights: fingerprint every parameter at each weight sync.
     """
@@ -168,6 +169,7 @@ class TraceConfig:
     every: int = 1
     keep_steps: int | None = None
     reuse: bool = True
+    sidecar: bool = True
     capture_text: bool = False
     weights: bool = True
 

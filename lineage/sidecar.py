@@ -1,0 +1,111 @@
+"""The recorder's own process: reads the calls of :mod:`lineage.remote` from its input and replays them on a recorder.
+
+Started as ``python -m lineage.sidecar``. The first message says where and what to record; then each message is a list
+of calls. It answers one JSON line when the recorder has started and one when it has ended. When the training process
+is killed its input ends, and the trace is left as that process would have left it: whole steps, and the torn one named.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from typing import IO, Any
+
+from lineage.errors import LineageError
+from lineage.recorder import Recorder
+from lineage.stage import Stage
+
+
+class Replay:
+    """Calls of a training process, done on a recorder.
+
+    Args:
+        recorder: where the rows go.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self._stages: dict[int, Stage] = {}
+        self._newest = [0, 0, 0]  # newest stage at each of the last seals
+        self._time_ns = 0
+        recorder.now = lambda: self._time_ns
+
+    def do(self, call: tuple[Any, ...]) -> None:
+        """Do one call; rows keep the time at which it was made."""
+        self._time_ns, name, *arguments = call
+        if name == "verb":
+            self._verb(*arguments)
+        elif name == "open":
+            self._open(*arguments)
+        elif name == "close":
+            if (stage := self._stages.get(arguments[0])) is not None:
+                stage.close()
+        elif name in ("note", "note_slots"):
+            getattr(self.recorder.elements, name)(*arguments)
+        else:
+            getattr(self.recorder, name)(*arguments)
+        if name == "seal":
+            self._forget_old_stages()
+
+    def _open(
+        self,
+        number: int,
+        outer: int | None,
+        name: str,
+        producer: str | None,
+        consumer: str | None,
+        context: dict[str, Any],
+    ) -> None:
+        parent = None if outer is None else self._stages.get(outer)
+        stage = self.recorder.make_stage(name, producer, consumer, context, parent)
+        if parent is not None:
+            parent.children[name] = stage
+        self._stages[number] = stage
+
+    def _forget_old_stages(self) -> None:
+        """Stages of the last two steps stay for late writers; whoever writes later still is counted as lost."""
+        self._newest = [*self._newest, max(self._stages, default=0)][-3:]
+        self._stages = {number: stage for number, stage in self._stages.items() if number > self._newest[0]}
+
+    def _verb(self, number: int, verb: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        stage = self._stages.get(number)
+        if stage is None:
+            self.recorder.drop(1, f"{verb}: a record into a stage that ended steps ago")
+            return
+        try:
+            getattr(stage, verb)(*arguments, **options)
+        except LineageError as error:
+            self.recorder.drop(1, f"{verb}: {error}")
+
+
+def main() -> None:
+    """Read, replay, answer."""
+    source, answers = sys.stdin.buffer, sys.stdout
+    folder, info, options = pickle.loads(_message(source) or b"")
+    try:
+        recorder = Recorder(folder, info, **options)
+    except LineageError as error:
+        print(json.dumps({"error": str(error)}), file=answers, flush=True)
+        return
+    print(json.dumps({"started": True}), file=answers, flush=True)
+    replay = Replay(recorder)
+    while (message := _message(source)) is not None:
+        for call in pickle.loads(message):
+            if call[1] == "end":
+                trace = recorder.end(call[2])
+                print(json.dumps({"trace": None if trace is None else str(trace)}), file=answers, flush=True)
+                return
+            replay.do(call)
+
+
+def _message(source: IO[bytes]) -> bytes | None:
+    """The next message, or None where the input ends, a half-written message included."""
+    head = source.read(8)
+    size = int.from_bytes(head, "little")
+    body = source.read(size) if len(head) == 8 else b""
+    return body if len(head) == 8 and len(body) == size else None
+
+
+if __name__ == "__main__":
+    main()

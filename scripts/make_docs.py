@@ -1,0 +1,195 @@
+"""Write the pages that are made from the code, so that they cannot part from it.
+
+    python scripts/make_docs.py [--check]
+
+``docs/schema.md`` comes from ``lineage.schema`` and ``lineage.vocabulary``; ``docs/checks/<CODE>.md`` and the table of
+codes in ``docs/checks/README.md`` from the invariant catalogue; each ``console`` block of ``README.md`` from running its
+command. ``--check`` writes nothing and exits 1 when a page is stale; the seconds a command prints are not compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from lineage import schema, vocabulary  # noqa: E402
+from lineage.checks.catalogue import Invariant, catalogue  # noqa: E402
+
+GROUPS: tuple[tuple[str, tuple[schema.Column, ...]], ...] = (
+    ("Who and when", schema.WHO_WHEN),
+    ("Where", schema.WHERE),
+    ("What", schema.WHAT),
+    ("Per element: identity and tags", schema.IDENTITY),
+    ("Per element: content", schema.CONTENT),
+    ("Per element: pairs (op `compare`)", schema.PAIRS),
+    ("Asked and got", schema.ASKED),
+    ("Context", schema.CONTEXT),
+)
+METADATA = (
+    (schema.META_VERSION, "schema version, a decimal string"),
+    (schema.META_RUN, "run id, profile, versions, seed, hashes of model, tokenizer and config, git revision"),
+    (schema.META_CONFIG, "the resolved configuration"),
+    (schema.META_STATE, "closed, steps sealed, steps torn, what was dropped and why"),
+)
+CONSOLE = re.compile(r"(?<=^```console\n)\$ lineage (?P<arguments>.*)\n(?P<output>(?s:.*?))(?=^```$)", re.M)
+_CODES = re.compile(r"(?<=<!-- codes: made by scripts/make_docs.py -->\n).*(?=<!-- end of codes -->)", re.S)
+_SECONDS = re.compile(r" in \d+\.\d+ s$", re.M)
+
+
+def pages() -> dict[Path, str]:
+    """Every made page and its text."""
+    made = {ROOT / "docs" / "schema.md": schema_page()}
+    for one in catalogue():
+        made[ROOT / "docs" / "checks" / f"{one.code}.md"] = code_page(one)
+    index = ROOT / "docs" / "checks" / "README.md"
+    made[index] = _CODES.sub(lambda _: codes_table(), index.read_text("utf-8"))
+    readme = ROOT / "README.md"
+    made[readme] = with_outputs(readme.read_text("utf-8"))
+    return made
+
+
+def schema_page() -> str:
+    """The reference of every column, by group, and the words their values are taken from."""
+    parts = [
+        "<!-- made by scripts/make_docs.py from lineage/schema.py and lineage/vocabulary.py -->",
+        f"# Trace schema, version {schema.SCHEMA_VERSION}\n",
+        "One row is one (run, step, stage, op, field, process, mini-batch, micro-batch). Columns *per element* are lists",
+        "of one length `n`; their type is that of one element. What the rows mean is in [trace.md](trace.md).\n",
+    ]
+    for title, columns in GROUPS:
+        head = ("column", "type", "meaning", "unit or values", "null means")
+        body = [(f"`{one.name}`", words(one.type), one.meaning, _unit(one.unit), one.null or "never") for one in columns]
+        parts += [f"## {title}\n", *table(head, body), ""]
+    parts += ["## File metadata\n", "Parquet key-value pairs. Each value is JSON, but for the version.\n"]
+    parts += [*table(("key", "holds"), [(f"`{key.decode()}`", holds) for key, holds in METADATA]), ""]
+    parts += ["## Words\n"]
+    lists = {
+        "stages": vocabulary.STAGES,
+        "ops": vocabulary.OPS,
+        "entities": vocabulary.ENTITIES,
+        "spans": vocabulary.SPANS,
+        "containers": vocabulary.CONTAINERS,
+        "layouts": vocabulary.LAYOUTS,
+        "statuses": vocabulary.STATUSES,
+    }
+    parts += [f"- {name}: {' '.join(f'`{word}`' for word in values)}" for name, values in lists.items()]
+    parts += ["", "Fields the reference step knows; any other name is legal.\n"]
+    fields = [
+        (f"`{one.name}`", one.span, one.produced_in, " ".join(one.consumed_in), one.role)
+        for one in vocabulary.FIELDS.values()
+    ]
+    parts += table(("field", "span", "produced in", "read in", "role"), fields)
+    return "\n".join(parts) + "\n"
+
+
+def code_page(one: Invariant) -> str:
+    """What one code enforces, needs and usually finds."""
+    source = "`; `".join(one.fields)
+    folds = ", ".join(f"[{code}]({code}.md)" for code in one.subsumed_by)
+    sample = f"traces/samples/bad/{one.code}.parquet"
+    facts = [
+        ("severity", one.severity),
+        ("needs columns", ", ".join(f"`{name}`" for name in one.needs) or "none"),
+        ("needs fields", f"`{source.replace('; ', ', ')}`" if one.fields else "none"),
+        ("folds under", folds or "nothing"),
+        ("comes from", f"{one.source} ([sources](README.md#sources))"),
+        ("query", f"[checks/invariants/{one.code}.sql](../../checks/invariants/{one.code}.sql)"),
+    ]
+    if (ROOT / sample).exists():
+        facts.append(("a trace that breaks it", f"[{sample}](../../{sample})"))
+    return "\n".join(
+        [
+            f"<!-- made by scripts/make_docs.py from checks/invariants/{one.code}.sql -->",
+            f"# {one.code}: {one.name}\n",
+            f"{one.says}\n",
+            f"Usually broken by: {one.causes}\n",
+            *table(("", ""), facts),
+            "",
+        ]
+    )
+
+
+def codes_table() -> str:
+    """All codes with the sentence each enforces."""
+    body = [(f"[{one.code}]({one.code}.md)", one.severity, one.says) for one in catalogue()]
+    return "\n".join(table(("code", "severity", "enforces"), body)) + "\n"
+
+
+def with_outputs(text: str) -> str:
+    """A page whose ``console`` blocks hold what their commands print; blocks that differ only in seconds stay."""
+
+    def rerun(block: re.Match[str]) -> str:
+        output = run(block["arguments"])
+        if _SECONDS.sub("", output) == _SECONDS.sub("", block["output"]):
+            return block[0]
+        return f"$ lineage {block['arguments']}\n{output}"
+
+    return CONSOLE.sub(rerun, text)
+
+
+def run(arguments: str) -> str:
+    """What ``lineage <arguments>`` prints, as typed in the repository root."""
+    command = f"{sys.executable} -m lineage.cli {arguments}"
+    return subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+
+
+def words(type_: pa.DataType) -> str:
+    """An Arrow type in words."""
+    if pa.types.is_struct(type_):
+        return "{" + ", ".join(f"{member.name} {words(member.type)}" for member in type_) + "}"
+    if pa.types.is_list(type_):
+        return f"list of {words(type_.value_type)}"
+    if pa.types.is_map(type_):
+        return f"map of {words(type_.key_type)} to {words(type_.item_type)}"
+    return "float64" if pa.types.is_float64(type_) else str(type_)
+
+
+def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *body]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+
+
+def stale() -> Iterator[Path]:
+    """Pages whose text is not what the code says, and pages of codes that are no more."""
+    made = pages()
+    for path, text in made.items():
+        if not path.exists() or path.read_text("utf-8") != text:
+            yield path
+    yield from sorted(path for path in (ROOT / "docs" / "checks").glob("[A-Z]*[0-9].md") if path not in made)
+
+
+def _unit(text: str) -> str:
+    return "[words](#words)" if text.startswith("vocabulary.") else text
+
+
+def main() -> int:
+    """Write the pages, or with ``--check`` say which are stale."""
+    parser = argparse.ArgumentParser(description="Write the pages that are made from the code.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a page is stale")
+    check = parser.parse_args().check
+    made = pages()
+    found = list(stale())
+    for path in found:
+        if check:
+            print(f"stale: {path.relative_to(ROOT)}; run: python scripts/make_docs.py", file=sys.stderr)
+        elif path in made:
+            path.write_text(made[path], "utf-8")
+            print(f"wrote {path.relative_to(ROOT)}")
+        else:
+            path.unlink()
+            print(f"removed {path.relative_to(ROOT)}")
+    return 1 if check and found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
