@@ -1,10 +1,11 @@
 """What tracing costs a training step of the reference trainer, and what a trace weighs.
 
-    python benchmarks/overhead.py [--pairs 20] [--skip-size]
+    python benchmarks/overhead.py [--rounds 10] [--skip-size]
 
-Each measurement is one run in which every other step is traced (``trace.every=2``): a traced step and the untraced one
-after it are a pair, so that the machine's mood falls on both. Printed: the median of the pairs' ratios, rows, facts and
-bytes a step. The size by column is measured on real steps of 1,024 trajectories.
+Two trainers of one process, one traced and one not, take turns of a few steps, so that the machine's mood falls on
+both; a traced turn ends when its last step is on disk. Printed: the median of the rounds' ratios, for the recorder in a
+process of its own (``trace.sidecar=true``, the default) and inside the trainer; rows, facts and bytes a step. The size
+by column is measured on a real step of 1,024 trajectories.
 """
 
 from __future__ import annotations
@@ -14,86 +15,124 @@ import asyncio
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 
 from lineage import hooks
+from lineage.hooks import AnyRecorder
 from lineage.schema import LISTED
 from lineage.trainer.config import compose, resolved, validate_config
 from lineage.trainer.grpo import PPOTrainerSync
+from lineage.writer import PARTS, read_state
 
+TURN = 5  # steps of one trainer before the other has its turn
 WARM_UP = 4  # steps left out: first use of each kernel and cache
 
 
-@dataclass
-class Clock:
-    """Takes the time each step ends."""
+class Runner:
+    """A trainer whose steps are run a few at a time, with its own recorder.
 
-    ends: list[float] = field(default_factory=list)
+    Args:
+        folder: run folder.
+        recorder: traced, or the recorder that does nothing.
+        overrides: of the configuration.
+    """
 
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Called by the trainer after a step is sealed."""
-        self.ends.append(time.perf_counter())
+    def __init__(self, folder: Path, recorder: AnyRecorder, overrides: list[str]) -> None:
+        self.folder = folder
+        self.recorder = recorder
+        self.trainer = PPOTrainerSync(configuration(overrides), folder=folder)
 
-    @property
-    def seconds(self) -> list[float]:
-        """Seconds of each step but the first."""
-        return [after - before for before, after in zip(self.ends, self.ends[1:], strict=False)]
+    async def start(self) -> None:
+        """Build the trainer's parts, as ``fit`` does."""
+        hooks.install(self.recorder)
+        await self.trainer.init()
+        self.trainer.agent_loop_manager = self.trainer.init_agent_loop_manager()
+        self.trainer.on_init_end()
+        self.recorder.seal()
+        await self.turn(WARM_UP)
+
+    async def turn(self, steps: int) -> float:
+        """Run so many steps; the seconds a step took, the wait for the disk included."""
+        hooks.install(self.recorder)
+        start = time.perf_counter()
+        for _ in range(steps):
+            self.trainer.global_steps += 1
+            self.recorder.step(self.trainer.global_steps)
+            await self.trainer.step()
+            self.recorder.seal()
+        if self.recorder.enabled:
+            self._wait()
+        return (time.perf_counter() - start) / steps
+
+    def _wait(self) -> None:
+        state = next((self.folder / PARTS).glob("*.state.json"))
+        while self.trainer.global_steps not in read_state(state)["steps"]:
+            time.sleep(0.001)
 
 
-def train(folder: Path, steps: int, every: int, prompts: int, group: int, tokens: int) -> tuple[Clock, Path]:
-    """Train the tiny model and return the clock and the trace."""
-    config = compose(
-        [
-            f"data.train_batch_size={prompts}",
-            f"actor_rollout_ref.rollout.n={group}",
-            f"actor_rollout_ref.actor.ppo_mini_batch_size={prompts // 2}",
-            f"data.max_response_length={tokens}",
-            f"trainer.total_training_steps={steps}",
-            "trainer.total_epochs=1000",
-        ]
-    )
+def configuration(overrides: list[str]) -> Any:
+    """The resolved configuration of a run on the tiny model."""
+    config = compose([*overrides, "trainer.total_training_steps=1000000", "trainer.total_epochs=1000000"])
     validate_config(config)
-    recorder = hooks.open_recorder(folder, config=resolved(config), every=every)
-    clock = Clock()
-
-    async def go() -> None:
-        trainer = PPOTrainerSync(config, folder=folder, tracking=clock)
-        await trainer.init()
-        await trainer.fit()
-
-    asyncio.run(go())
-    trace = recorder.close()
-    hooks.install(hooks.NullRecorder())
-    assert isinstance(trace, Path)
-    return clock, trace
+    return config
 
 
-def overhead(root: Path, pairs: int, prompts: int, group: int, tokens: int) -> None:
+async def overhead(root: Path, rounds: int, prompts: int, group: int, tokens: int, sidecar: bool) -> None:
     """Print the ratio of traced to untraced steps at one size."""
-    steps = WARM_UP + 2 * pairs
-    clock, trace = train(root / f"{prompts * group}x{tokens}", steps, 2, prompts, group, tokens)
-    # clock.seconds[i] is step i + 2; odd steps are traced
-    timed = {step + 2: seconds for step, seconds in enumerate(clock.seconds) if step + 2 > WARM_UP}
-    ratios = [timed[step] / timed[step + 1] for step in sorted(timed) if step % 2 and step + 1 in timed]
-    traced = statistics.median(seconds for step, seconds in timed.items() if step % 2)
-    plain = statistics.median(seconds for step, seconds in timed.items() if not step % 2)
+    overrides = [
+        f"data.train_batch_size={prompts}",
+        f"actor_rollout_ref.rollout.n={group}",
+        f"data.max_response_length={tokens}",
+    ]
+    config = resolved(configuration(overrides))
+    traced = Runner(root, hooks.open_recorder(root, config=config, sidecar=sidecar), overrides)
+    plain = Runner(root / "plain", hooks.NullRecorder(), overrides)
+    for runner in (traced, plain):
+        await runner.start()
+    with_trace, without = [], []
+    for number in range(rounds):
+        for runner in (traced, plain) if number % 2 else (plain, traced):
+            (with_trace if runner is traced else without).append(await runner.turn(TURN))
+    trace = traced.recorder.close()
+    assert isinstance(trace, Path)
+    ratio = statistics.median(a / b for a, b in zip(with_trace, without, strict=True))
     table = pq.read_table(trace, columns=["global_steps", "n"])
-    seen = len(set(table["global_steps"].to_pylist()))
+    steps = len(set(table["global_steps"].to_pylist()))
     facts = sum(table["n"].to_pylist())
+    place = "beside" if sidecar else "inside"
     print(
-        f"{prompts * group:>4} trajectories x {tokens} tokens: ratio {statistics.median(ratios):.3f} "
-        f"(medians {traced * 1e3:.0f} / {plain * 1e3:.0f} ms, {len(ratios)} pairs); "
-        f"{table.num_rows / seen:.0f} rows, {facts / seen:.0f} facts, {trace.stat().st_size / seen:.0f} bytes a step"
+        f"{prompts * group:>3} trajectories x {tokens} tokens, recorder {place} the trainer: "
+        f"ratio {ratio:.3f} (medians {statistics.median(with_trace) * 1e3:.0f} / {statistics.median(without) * 1e3:.0f}"
+        f" ms a step, {rounds} rounds of {TURN}); {table.num_rows / steps:.0f} rows, {facts / steps:.0f} facts, "
+        f"{trace.stat().st_size / steps:.0f} bytes a step",
+        flush=True,
     )
 
 
-def size(root: Path) -> None:
+async def size(root: Path) -> None:
     """Print the bytes a fact takes, column by column, at 1,024 trajectories."""
-    _, trace = train(root / "size", 2, 1, 256, 4, 16)
+    rows = Path(root, "prompts.jsonl")
+    row = (
+        '{{"data_source": "builtin/digits", "prompt": [{{"role": "user", "content": "{}"}}], '
+        '"reward_model": {{"ground_truth": "1"}}, "extra_info": {{"index": {}}}}}\n'
+    )
+    rows.write_text("".join(row.format(f"say {number}", number) for number in range(256)))
+    overrides = [
+        f"data.train_files={rows}",
+        "data.train_batch_size=256",
+        "actor_rollout_ref.rollout.n=4",
+        "data.max_response_length=16",
+    ]
+    runner = Runner(root, hooks.open_recorder(root, config=resolved(configuration(overrides))), overrides)
+    hooks.install(runner.recorder)
+    await runner.trainer.init()
+    runner.trainer.agent_loop_manager = runner.trainer.init_agent_loop_manager()
+    runner.trainer.on_init_end()
+    await runner.turn(1)
+    trace = runner.recorder.close()
     parquet = pq.ParquetFile(trace)
     facts = sum(parquet.read(columns=["n"])["n"].to_pylist())
     columns: dict[str, int] = {}
@@ -103,8 +142,7 @@ def size(root: Path) -> None:
             name = chunk.path_in_schema.split(".")[0]
             columns[name] = columns.get(name, 0) + chunk.total_compressed_size
     listed = {column.name for column in LISTED}
-    total = sum(columns.values())
-    print(f"1024 trajectories: {facts} facts, {total / facts:.2f} bytes a fact")
+    print(f"1024 trajectories: {facts} facts, {sum(columns.values()) / facts:.2f} bytes a fact")
     for name, count in sorted(columns.items(), key=lambda item: -item[1])[:16]:
         print(f"  {count / facts:6.3f}  {name}{'' if name in listed else '  (one a row)'}")
 
@@ -112,15 +150,18 @@ def size(root: Path) -> None:
 def main() -> None:
     """Run all measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=20, help="traced and untraced steps compared")
+    parser.add_argument("--rounds", type=int, default=10, help="turns of each trainer")
     parser.add_argument("--skip-size", action="store_true", help="leave out the size by column")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        overhead(root, arguments.pairs, prompts=8, group=4, tokens=32)
-        overhead(root, arguments.pairs, prompts=16, group=4, tokens=64)
+        for number, (prompts, tokens) in enumerate(((8, 32), (16, 64))):
+            for sidecar in (True, False):
+                root = Path(folder, f"{number}-{sidecar}")
+                asyncio.run(overhead(root, arguments.rounds, prompts, 4, tokens, sidecar))
         if not arguments.skip_size:
-            size(root)
+            root = Path(folder, "size")
+            root.mkdir()
+            asyncio.run(size(root))
 
 
 if __name__ == "__main__":

@@ -117,11 +117,11 @@ class AgentLoopWorker:
             return
         first = errors[0]
         await self._tag(prompt, status="failure", reason="failed", error=f"{type(first).__name__}: {first}")
-        logger.warning("prompt %s: %d of %d sessions failed: %s", prompt.uid, len(errors), prompt.expected, first)
         for failed in errors:
             # a mistake of the user's or an interrupt is no failed session: the run must stop and say so
             if isinstance(failed, UserError) or not isinstance(failed, Exception):
                 raise failed
+        logger.warning("prompt %s: %d of %d sessions failed: %s", prompt.uid, len(errors), prompt.expected, first)
 
     async def _run_session(self, prompt: Prompt, session_id: int) -> SessionResult:
         session = Session(prompt.uid, session_id, prompt.global_steps, self.seed)
