@@ -14,7 +14,7 @@ micro-batches sum to their mini-batch and padding rows to the batch. Two differe
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,39 +22,47 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from lineage.checks.flat import TYPES, Flat, Int64, UInt64, bound, dictionary, indices, unsigned
 from lineage.schema import COLUMNS
 
-# Fields whose content per trajectory the others are held against.
-BASE_FIELDS = (
-    "prompts", "responses", "response_mask", "loss_mask", "input_ids", "position_ids", "uid", "rm_scores", "num_turns",
-)  # fmt: skip
+# Fields and tags whose content per trajectory the others are held against, and what of it; ``v c m`` are an element's
+# own share of its row's signatures.
+CONTENT: dict[str, tuple[str, ...]] = {
+    "prompts": ("valid_length", "fingerprint"),
+    "responses": ("valid_length", "fingerprint", "v"),
+    "response_mask": ("valid_length", "fingerprint", "mask_sum", "mask_fingerprint", "sum", "m"),
+    "loss_mask": ("valid_length", "fingerprint", "mask_sum", "mask_fingerprint"),
+    "input_ids": ("valid_length", "fingerprint", "v", "c"),
+    "position_ids": ("valid_length",),
+    "uid": ("fingerprint",),
+    "rm_scores": ("sum",),
+    "num_turns": ("sum",),
+}
+LENGTH_TAGS: dict[str, tuple[str, ...]] = dict.fromkeys(("prompt_len", "response_len", "seq_len"), ("sum",))
+# Stages that say a trajectory's content first: the rollout, the reward after it, padding rows.
+EARLY = ("rollout", "reward", "balance")
 SCALARS = (
     "run_id", "seq", "process", "time_ns", "global_steps", "stage", "op", "partition", "ppo_epoch", "mini_batch",
     "micro_batch", "entity", "field", "producer", "consumer", "layout", "span", "dtype", "shape", "n", "asked_n",
     "coord", "topology", "attrs", "resident",
 )  # fmt: skip
 _SIGNED = ("key", "valid_length", "fingerprint", "mask_sum", "mask_fingerprint", "nnz_out", "slot")
-# Elements kept, by what they tell: a trajectory's content, the keys and tags of a batch, prompts and metrics.
+# Elements kept as they are: the keys and tags of a batch (``i`` is the place in it), prompts and metrics.
 CELLS: dict[str, tuple[str, ...]] = {
-    "content_cells": ("valid_length", "fingerprint", "mask_sum", "mask_fingerprint", "sum"),
     "key_cells": (
-        "is_padding", "global_steps_tag", "min_global_steps", "max_global_steps", "reason", "source_index",
+        "i", "is_padding", "global_steps_tag", "min_global_steps", "max_global_steps", "reason", "source_index",
     ),
     "group_cells": ("status", "reason", "expected", "sum"),
 }  # fmt: skip
-_KEPT = tuple(dict.fromkeys(name for names in CELLS.values() for name in names))
-_ODD1, _ODD2 = np.uint64(0xD6E8FEB86659FD93), np.uint64(0xC2B2AE3D27D4EB4F)
-_S29, _S32 = np.uint64(29), np.uint64(32)
-# Facts worked on at a time: the arrays then stay in the processor's cache.
-_BLOCK = 1 << 16
-_TYPES = {column.name: column.type for column in COLUMNS}
-
-UInt64 = NDArray[np.uint64]
-Int64 = NDArray[np.int64]
+_OWN = ("i", "v", "c", "m")  # not columns of the trace
+_WIDE = {**CONTENT, **{f"{name}_tag": columns for name, columns in LENGTH_TAGS.items()}}
+_KEPT = tuple(dict.fromkeys(name for names in (*CELLS.values(), *_WIDE.values()) for name in names if name not in _OWN))
+_WHERE = ("run_id", "global_steps", "stage", "op", "entity", "field")
+# Elements a run of rows must hold on average to be worth copying on its own.
+_RUN = 256
 
 
 @dataclass
@@ -63,19 +71,31 @@ class Digest:
 
     Attributes:
         events: one row per trace row: its scalars, ``rid``, the signatures ``k v c m`` (null where not known),
-            ``queue`` (it passed through the queue) and ``outside`` (elements outside the mask that are not zero).
+            ``queue`` (it passed through the queue), ``outside`` (elements outside the mask that are not zero) and
+            ``said`` (its elements are in ``content``).
         keyed: the distinct key lists of trajectories and prompts, one row per element: ``k``, ``id``.
         names: ``id`` and ``key``; a key may be there more than once.
-        cells: elements of the rows every check needs, a table for each of :data:`CELLS`; content has its per-element
-            signatures ``ve ce me``.
+        content: elements as they were first written, side by side: ``id`` and, for each of :data:`CONTENT` and of the
+            length tags, ``<field>_rid`` (the row that said it) and its columns. A key may be there more than once.
+        cells: elements of the other rows every check needs, a table for each of :data:`CELLS`.
         seen: listed columns with at least one value.
     """
 
     events: pa.Table
     keyed: pa.Table
     names: pa.Table
+    content: pa.Table
     cells: dict[str, pa.Table]
     seen: frozenset[str]
+
+    def first(self) -> pa.Table:
+        """The content with every key once: of each column the first value that is not null, of a tag the greatest."""
+        if len(np.unique(self.content["id"].to_numpy())) == len(self.content):
+            return self.content
+        names = self.content.column_names[1:]
+        how = [(name, "max" if name.endswith("_tag_sum") else "first") for name in names]
+        grouped = self.content.group_by("id", use_threads=False).aggregate(how)
+        return grouped.select(["id", *map("_".join, how)]).rename_columns(["id", *names])
 
 
 class _Claims:
@@ -94,8 +114,8 @@ class _Claims:
         return np.array(fresh, dtype=bool)
 
 
-def digest(files: Sequence[Path], threads: int = 2) -> Digest:
-    """Read the files once, a row group at a time on ``threads`` threads."""
+def digest(files: Sequence[Path], threads: int = 2, unseen: Collection[int] = ()) -> Digest:
+    """Read the files once, a row group at a time on ``threads`` threads; what ``unseen`` steps say is not taken."""
     claims = _Claims()
     seen: set[str] = set()
     tasks: list[tuple[_File, int]] = []
@@ -103,11 +123,59 @@ def digest(files: Sequence[Path], threads: int = 2) -> Digest:
         opened = _File(number, path)
         tasks += [(opened, group) for group in range(opened.metadata.num_row_groups)]
     with ThreadPoolExecutor(max_workers=max(1, threads)) as pool:
-        parts = list(pool.map(lambda task: _Group(claims, *task).read(seen), tasks))
-    events, keyed, named, *cells = (
+        early = frozenset[_Place]().union(*pool.map(lambda task: _early(task[0].read(task[1], _WHERE)), tasks))
+        first = _First(early, frozenset(unseen))
+        parts = list(pool.map(lambda task: _Group(claims, first, *task).read(seen), tasks))
+    events, keyed, named, content, *cells = (
         pa.concat_tables(column, promote_options="permissive") for column in zip(*parts, strict=True)
     )
-    return Digest(events, keyed, named, dict(zip(CELLS, cells, strict=True)), frozenset(seen))
+    return Digest(events, keyed, named, content, dict(zip(CELLS, cells, strict=True)), frozenset(seen))
+
+
+_Place = tuple[str | None, int | None, str | None]
+
+
+@dataclass(frozen=True)
+class _First:
+    """Which rows say content first: those of the early stages; what none of them wrote is taken where it was produced.
+
+    Attributes:
+        early: run, step and field of what the early stages wrote.
+        unseen: steps that are not judged.
+    """
+
+    early: frozenset[_Place]
+    unseen: frozenset[int]
+
+    def among(self, table: pa.Table, rows: NDArray[Any]) -> list[int]:
+        """Those of ``rows``, which hold content or length tags, that say it first."""
+        places, stages, ops = _places(table, rows), *(_python(table, name, rows) for name in ("stage", "op"))
+        return [
+            row
+            for row, place, stage, op in zip(rows.tolist(), places, stages, ops, strict=True)
+            if place[1] not in self.unseen and (op == "tag" or stage in EARLY or place not in self.early)
+        ]
+
+
+def _early(table: pa.Table) -> set[_Place]:
+    entity, op, name = (_text(table, column) for column in ("entity", "op", "field"))
+    written = (entity == "trajectory") & (op == "produce") & np.isin(name, tuple(CONTENT))
+    return set(_places(table, np.flatnonzero(written & np.isin(_text(table, "stage"), EARLY))))
+
+
+def _places(table: pa.Table, rows: NDArray[Any]) -> list[_Place]:
+    columns = (_python(table, name, rows) for name in ("run_id", "global_steps", "field"))
+    return list(zip(*columns, strict=True))
+
+
+def _python(table: pa.Table, name: str, rows: NDArray[Any]) -> list[Any]:
+    return table[name].take(pa.array(rows)).to_pylist() if name in table.column_names else [None] * len(rows)
+
+
+def _text(table: pa.Table, name: str) -> NDArray[Any]:
+    if name not in table.column_names:
+        return np.full(table.num_rows, "")
+    return np.asarray(table[name].to_numpy(), dtype=object).astype(str)
 
 
 class _File:
@@ -122,70 +190,80 @@ class _File:
         counts = [self.metadata.row_group(group).num_rows for group in range(self.metadata.num_row_groups)]
         self.first_row = np.concatenate([[0], np.cumsum(counts)])
 
-    def read(self, group: int) -> pa.Table:
+    def read(self, group: int, columns: Sequence[str] | None = None) -> pa.Table:
         dictionaries = [f"{name}.list.element" for name in ("key", "status", "reason") if name in self.columns]
         # One reader per thread: opening the file again for each row group costs as much as reading it.
         file = getattr(self._open, "file", None)
         if file is None:
             file = self._open.file = pq.ParquetFile(self.path, metadata=self.metadata, read_dictionary=dictionaries)
-        return file.read_row_group(group, columns=self.columns, use_threads=False)
+        wanted = self.columns if columns is None else [name for name in columns if name in self.columns]
+        return file.read_row_group(group, columns=wanted, use_threads=False)
 
 
 class _Group:
     """One row group: lists laid flat, signatures summed, the needed elements kept."""
 
-    def __init__(self, claims: _Claims, file: _File, group: int) -> None:
-        self.claims, self.table = claims, file.read(group)
+    def __init__(self, claims: _Claims, first: _First, file: _File, group: int) -> None:
+        self.claims, self.first, self.table = claims, first, file.read(group)
         self.rows = self.table.num_rows
         self.rid = (file.number << 40) + file.first_row[group] + np.arange(self.rows)
-        self.key = _List.of(self.table, "key")
+        self.key = Flat.of(self.table, "key")
         self.n = self.key.counts
         # A key's id is its hash (siphash, 64 bits): no dictionary to share between threads, and the signatures need it.
-        self.distinct = _dictionary(self.key.values)
+        self.distinct = dictionary(self.key.values)
         keys = self.distinct.to_pylist()
         self.numbers = np.fromiter(map(hash, keys), np.int64, len(keys))
-        self.ids = self.numbers[_indices(self.key.values)]
+        self.ids = self.numbers[indices(self.key.values)]
         self.hashes = self.ids.view(np.uint64)
 
     def read(self, seen: set[str]) -> tuple[pa.Table, ...]:
-        """Events, key lists, names, and the cells in the order of :data:`CELLS`."""
-        lists = {name: _List.of(self.table, name) for name in dict.fromkeys((*_SIGNED, *_KEPT))}
+        """Events, key lists, names, content, and the cells in the order of :data:`CELLS`."""
+        lists = {name: Flat.of(self.table, name) for name in dict.fromkeys((*_SIGNED, *_KEPT))}
         seen.update(name for name, values in lists.items() if len(values.values) > values.values.null_count)
         length, prints = self._aligned(lists["valid_length"]), self._aligned(lists["fingerprint"])
         sums, masks = self._aligned(lists["mask_sum"]), self._aligned(lists["mask_fingerprint"])
         elements: dict[str, UInt64 | None] = {"k": self.hashes, "v": None, "c": None, "m": None}
         if length is not None:
-            elements["v"] = _bound(self.hashes, length)
-            elements["c"] = None if prints is None else _bound(self.hashes, length, prints)
+            elements["v"] = bound(self.hashes, length)
+            elements["c"] = None if prints is None else bound(self.hashes, length, prints)
         if sums is not None:
-            elements["m"] = _bound(self.hashes, sums, masks)
+            elements["m"] = bound(self.hashes, sums, masks)
         needs = {"k": (), "v": ("valid_length",), "c": ("valid_length", "fingerprint"), "m": ("mask_sum",)}
         summed = {
             name: self._sum(values, [lists[column] for column in needs[name]]) for name, values in elements.items()
         }
         signatures = {name: pa.array(total, mask=~known) for name, (total, known) in summed.items()}
-        events = self._events(signatures, lists)
-        content = {name: elements[signature] for name, signature in (("ve", "v"), ("ce", "c"), ("me", "m"))}
-        cells = [
-            self._cells(needed, lists, columns, content if name == "content_cells" else {})
-            for (name, columns), needed in zip(CELLS.items(), self._needed(), strict=True)
-        ]
+        said = self._said()
+        marked = np.zeros(self.rows, dtype=bool)
+        marked[[row for block in said for row in block.values()]] = True
+        events = self._events(signatures, lists).append_column("said", pa.array(marked))
+        content = self._content(said, lists, elements)
+        kept = zip(self._needed(), CELLS.values(), strict=True)
+        cells = [self._cells(rows, lists, columns) for rows, columns in kept]
         names = pa.table({"id": pa.array(self.numbers), "key": self.distinct})
-        return (events, self._keyed(summed["k"][0]), names, *cells)
+        return (events, self._keyed(summed["k"][0]), names, content, *cells)
 
-    def _aligned(self, values: _List) -> UInt64 | None:
+    def _aligned(self, values: Flat) -> UInt64 | None:
         """The list's values beside the keys, 0 where the row has none; None when no row has any."""
         if not values.counts.any():
             return None
-        flat = _unsigned(values.values)
+        flat = unsigned(values.values)
         if np.array_equal(values.counts, self.n):
             return flat
         fits = (values.counts == self.n) & (self.n > 0)
         result = np.zeros(len(self.ids), dtype=np.uint64)
-        result[np.repeat(fits, self.n)] = flat[np.repeat(fits, values.counts)]
+        edges = np.flatnonzero(np.diff(fits, prepend=False, append=False)).reshape(-1, 2)
+        if len(edges) * _RUN > len(flat):
+            result[np.repeat(fits, self.n)] = flat[np.repeat(fits, values.counts)]
+            return result
+        # Long runs of rows that have it are copied whole: three times as fast as picking elements.
+        for first, last in (edges - [0, 1]).tolist():
+            at, start = self.key.starts[first], values.starts[first]
+            count = values.starts[last] + values.counts[last] - start
+            result[at : at + count] = flat[start : start + count]
         return result
 
-    def _sum(self, elements: UInt64 | None, needs: list[_List]) -> tuple[UInt64, NDArray[np.bool_]]:
+    def _sum(self, elements: UInt64 | None, needs: list[Flat]) -> tuple[UInt64, NDArray[np.bool_]]:
         """Signature of every row, and whether the row has what it is made of."""
         if elements is None:
             return np.zeros(self.rows, dtype=np.uint64), np.zeros(self.rows, dtype=bool)
@@ -198,63 +276,100 @@ class _Group:
             total[full] = np.add.reduceat(elements, self.key.starts[full])
         return total, known
 
-    def _events(self, signatures: dict[str, pa.Array], lists: dict[str, _List]) -> pa.Table:
+    def _events(self, signatures: dict[str, pa.Array], lists: dict[str, Flat]) -> pa.Table:
         columns: dict[str, Any] = {"rid": pa.array(self.rid)}
         for name in SCALARS:
             columns[name] = self.table[name] if name in self.table.column_names else pa.nulls(self.rows, _arrow(name))
         # A get says how many keys it asked for; a put has slots in a partition. (A recorder that knows a key's slot may
         # show it on rows that never touched the queue: slots alone prove nothing.)
-        asked = np.asarray(columns["asked_n"].is_valid().to_numpy(), dtype=bool)
-        placed = np.asarray(columns["partition"].is_valid().to_numpy(), dtype=bool) & lists["slot"].known()
-        columns["queue"] = pa.array(np.where(self._scalar("op") == "consume", asked, placed))
+        asked = _said_something(columns["asked_n"])
+        placed = _said_something(columns["partition"]) & lists["slot"].known()
+        columns["queue"] = pa.array(np.where(_text(self.table, "op") == "consume", asked, placed))
         outside = lists["nnz_out"]
         total = np.zeros(self.rows, dtype=np.int64)
         full = np.flatnonzero(outside.counts)
         if len(full):
-            total[full] = np.add.reduceat(_unsigned(outside.values).view(np.int64), outside.starts[full])
+            total[full] = np.add.reduceat(unsigned(outside.values).view(np.int64), outside.starts[full])
         columns["outside"] = pa.array(total, mask=~outside.valid)
         return pa.table(columns | signatures)
 
     def _keyed(self, k: UInt64) -> pa.Table:
-        entity = self._scalar("entity")
+        entity = _text(self.table, "entity")
         wanted = np.flatnonzero(((entity == "trajectory") | (entity == "prompt")) & (self.n > 0))
         signatures, first = np.unique(k[wanted], return_index=True)
         rows, elements = self._spread(wanted[first][self.claims.first_seen(signatures)])
         return pa.table({"k": pa.array(k[rows]), "id": pa.array(self.ids[elements])})
 
-    def _cells(
-        self,
-        needed: NDArray[np.bool_],
-        lists: dict[str, _List],
-        names: tuple[str, ...],
-        signatures: dict[str, UInt64 | None],
-    ) -> pa.Table:
+    def _cells(self, needed: NDArray[np.bool_], lists: dict[str, Flat], names: tuple[str, ...]) -> pa.Table:
         rows, at = self._spread(np.flatnonzero(needed))
-        columns: dict[str, Any] = {
-            "rid": pa.array(self.rid[rows]),
-            "i": pa.array(at - self.key.starts[rows] + 1),
-            "id": pa.array(self.ids[at]),
-        }
+        inside = at - self.key.starts[rows]
+        columns: dict[str, Any] = {"rid": pa.array(self.rid[rows]), "id": pa.array(self.ids[at])}
         for name in names:
-            values = lists[name]
-            fits = values.counts[rows] == self.n[rows]
-            where = pa.array(at - self.key.starts[rows] + values.starts[rows], mask=~fits)
-            taken = values.values.take(where) if fits.any() else pa.nulls(len(at), _TYPES[name])
-            columns[name] = taken.cast(_TYPES[name]) if taken.type != _TYPES[name] else taken
-        for name, flat in signatures.items():
-            columns[name] = pa.nulls(len(at), pa.uint64()) if flat is None else pa.array(flat[at])
+            columns[name] = pa.array(inside + 1) if name == "i" else self._taken(lists[name], name, rows, inside)
         return pa.table(columns)
 
-    def _needed(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+    def _content(
+        self, blocks: list[dict[str, int]], lists: dict[str, Flat], elements: dict[str, UInt64 | None]
+    ) -> pa.Table:
+        first = np.array([next(iter(block.values())) for block in blocks], dtype=np.int64)
+        counts = self.n[first]
+        rows, at = self._spread(first)
+        inside = at - self.key.starts[rows]
+        columns: dict[str, Any] = {"id": pa.array(self.ids[at])}
+        for field, names in _WIDE.items():
+            where = np.repeat(np.array([block.get(field, -1) for block in blocks], dtype=np.int64), counts)
+            none = where < 0
+            columns[f"{field}_rid"] = pa.array(self.rid[where], mask=none)
+            for name in names:
+                flat = elements.get(name)
+                if name not in _OWN:
+                    taken = self._taken(lists[name], name, where, inside, none)
+                elif flat is None:
+                    taken = pa.nulls(len(at), pa.uint64())
+                else:
+                    taken = pa.array(flat[np.where(none, 0, self.key.starts[where] + inside)], mask=none)
+                columns[f"{field}_{name}"] = taken
+        return pa.table(columns)
+
+    def _said(self) -> list[dict[str, int]]:
+        """Rows that say content first, in blocks of one ordered key list, with one row a field."""
+        entity, op, name = (_text(self.table, column) for column in ("entity", "op", "field"))
+        tag = (op == "tag") & np.isin(name, tuple(LENGTH_TAGS))
+        written = (op == "produce") & np.isin(name, tuple(CONTENT))
+        blocks: dict[bytes, list[dict[str, int]]] = {}
+        rows = np.flatnonzero((entity == "trajectory") & (tag | written) & (self.n > 0))
+        for row in self.first.among(self.table, rows):
+            field = f"{name[row]}_tag" if tag[row] else str(name[row])
+            start = self.key.starts[row]
+            alike = blocks.setdefault(self.ids[start : start + self.n[row]].tobytes(), [])
+            block = next((block for block in alike if field not in block), None)
+            if block is None:
+                alike.append({field: row})
+            else:
+                block[field] = row
+        return [block for alike in blocks.values() for block in alike]
+
+    def _taken(
+        self, values: Flat, name: str, rows: Int64, inside: Int64, none: NDArray[np.bool_] | None = None
+    ) -> pa.Array:
+        """A list's value at each of these places; null where there is no row, or the row has no such list."""
+        type_ = TYPES[name]
+        missing = (values.counts != self.n)[rows]
+        if none is not None:
+            missing |= none
+        if missing.all():
+            return pa.nulls(len(rows), type_)
+        taken = values.values.take(pa.array(inside + values.starts[rows], mask=missing if missing.any() else None))
+        return taken.cast(type_) if taken.type != type_ else taken
+
+    def _needed(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Rows whose elements are kept, for each of :data:`CELLS`."""
-        entity, op, name = self._scalar("entity"), self._scalar("op"), self._scalar("field")
-        trajectory, prompt, tag = entity == "trajectory", entity == "prompt", op == "tag"
-        lengths = tag & np.isin(name, ("prompt_len", "response_len", "seq_len"))
-        content = trajectory & (((op == "produce") & np.isin(name, BASE_FIELDS)) | lengths)
+        entity, op, name = (_text(self.table, column) for column in ("entity", "op", "field"))
+        trajectory, tag = entity == "trajectory", op == "tag"
         whole = (name == "key") & np.isin(op, ("produce", "pad", "reorder"))
-        keys = trajectory & (whole | (tag & ~lengths))
-        groups = prompt & np.isin(op, ("produce", "tag", "filter"))
-        return content, keys, groups | ((entity == "metric") & (name == "metrics"))
+        keys = trajectory & (whole | (tag & ~np.isin(name, tuple(LENGTH_TAGS))))
+        groups = (entity == "prompt") & np.isin(op, ("produce", "tag", "filter"))
+        return keys, groups | ((entity == "metric") & (name == "metrics"))
 
     def _spread(self, rows: NDArray[Any]) -> tuple[Int64, Int64]:
         """Row number and flat position of every element of these rows."""
@@ -264,81 +379,11 @@ class _Group:
         repeated = np.repeat(rows, counts)
         return repeated, self.key.starts[repeated] + inside
 
-    def _scalar(self, name: str) -> NDArray[Any]:
-        return np.asarray(self.table[name].to_numpy(), dtype=object).astype(str)
 
-
-@dataclass(frozen=True)
-class _List:
-    """A list column laid flat: where each row starts, how many elements it has, whether it is there."""
-
-    starts: Int64
-    counts: Int64
-    valid: NDArray[np.bool_]
-    values: pa.Array
-
-    @classmethod
-    def of(cls, table: pa.Table, name: str) -> _List:
-        rows = table.num_rows
-        if name not in table.column_names:
-            nothing = np.zeros(rows, dtype=np.int64)
-            return cls(nothing, nothing, np.zeros(rows, dtype=bool), pa.array([], _TYPES[name]))
-        column = table[name]
-        lists = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-        offsets = lists.offsets.to_numpy().astype(np.int64)
-        first, last = int(offsets[0]), int(offsets[-1])
-        offsets -= first
-        counts, values = np.diff(offsets), lists.values.slice(first, last - first)
-        if lists.null_count == 0:
-            return cls(offsets[:-1], counts, np.ones(rows, dtype=bool), values)
-        valid = np.asarray(lists.is_valid().to_numpy(zero_copy_only=False), dtype=bool)
-        return cls(offsets[:-1], counts * valid, valid, values)
-
-    def known(self) -> NDArray[np.bool_]:
-        """Rows whose list is there and says something: a list of nulls says no more than a null list."""
-        result = self.valid.copy()
-        full = np.flatnonzero(self.counts)
-        if self.values.null_count and len(full):
-            said = np.asarray(self.values.is_valid().to_numpy(zero_copy_only=False), dtype=bool)
-            result[full] = np.logical_or.reduceat(said, self.starts[full])
-        return result
-
-
-def _bound(hashes: UInt64, first: UInt64, second: UInt64 | None = None) -> UInt64:
-    """Each element's key and content spread over 64 bits, so that adding up cannot cancel what differs."""
-    result = np.empty_like(hashes)
-    scratch = np.empty(min(_BLOCK, len(hashes)), dtype=np.uint64)
-    for start in range(0, len(hashes), _BLOCK):
-        stop = start + _BLOCK
-        z = result[start:stop]
-        other = scratch[: len(z)]
-        np.multiply(first[start:stop], _ODD2, out=z)
-        z += hashes[start:stop]
-        if second is not None:
-            z += np.multiply(second[start:stop], _ODD1, out=other)
-        z ^= np.right_shift(z, _S29, out=other)
-        z *= _ODD1
-        z ^= np.right_shift(z, _S32, out=other)
-    return result
-
-
-def _dictionary(values: pa.Array) -> pa.Array:
-    distinct = values.dictionary if isinstance(values, pa.DictionaryArray) else values
-    return distinct.cast(pa.string())
-
-
-def _indices(values: pa.Array) -> Int64:
-    if isinstance(values, pa.DictionaryArray):
-        indices = values.indices
-        filled = pc.fill_null(indices, 0) if indices.null_count else indices
-        return np.asarray(filled.to_numpy(zero_copy_only=False))
-    return np.arange(len(values))
-
-
-def _unsigned(values: pa.Array) -> UInt64:
-    filled = pc.fill_null(values, 0) if values.null_count else values
-    flat = np.asarray(filled.to_numpy(zero_copy_only=False))
-    return flat if flat.dtype == np.uint64 else flat.astype(np.int64, copy=False).view(np.uint64)
+def _said_something(values: pa.Array | pa.ChunkedArray) -> NDArray[np.bool_]:
+    valid = values.is_valid()  # a bit an element in an array of nulls: numpy needs a copy
+    numbers = valid.to_numpy() if isinstance(valid, pa.ChunkedArray) else valid.to_numpy(zero_copy_only=False)
+    return np.asarray(numbers, dtype=bool)
 
 
 def _arrow(name: str) -> pa.DataType:

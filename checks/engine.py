@@ -57,7 +57,7 @@ def check_path(path: str | Path, invariants: Sequence[Invariant] | None = None, 
     Raises:
         TraceError: the path holds no readable trace.
     """
-    with open_trace(path, threads=threads) as trace:
+    with open_trace(path, threads=threads, views=False) as trace:
         return check(trace, invariants, threads)
 
 
@@ -85,9 +85,12 @@ def check(trace: Trace, invariants: Sequence[Invariant] | None = None, threads: 
 def _judge(bench: Workbench, invariant: Invariant) -> Verdict:
     began = time.perf_counter()
     complete = bench.trace.state.complete
-    needed = _missing(bench, invariant)
-    if needed:
-        return Verdict(invariant.code, Kind.NOT_APPLICABLE, 0, needed=needed)
+    absent, unrecorded = _missing(bench, invariant)
+    if absent or (unrecorded and complete):
+        return Verdict(invariant.code, Kind.NOT_APPLICABLE, 0, needed=", ".join(absent + unrecorded))
+    if unrecorded:  # what is lost may have held it
+        said = f"{bench.trace.state.sentence()}; {', '.join(unrecorded)}"
+        return Verdict(invariant.code, Kind.INCOMPLETE, 0, needed=said)
     try:
         examined = bench.number(invariant.examines)
         errors, warnings, violations = _violations(bench, invariant) if examined else (0, 0, ())
@@ -104,19 +107,20 @@ def _judge(bench: Workbench, invariant: Invariant) -> Verdict:
     return Verdict(invariant.code, kind, examined, 0, warnings, violations, seconds=seconds)
 
 
-def _missing(bench: Workbench, invariant: Invariant) -> str:
-    """What this trace never recorded and the invariant cannot do without; empty when it can see."""
+def _missing(bench: Workbench, invariant: Invariant) -> tuple[list[str], list[str]]:
+    """What the invariant cannot do without: columns the trace does not have, columns and fields it never recorded."""
     absent = [name for name in invariant.needs if name in bench.trace.absent]
     empty = [name for name in invariant.needs if name not in absent and not bench.recorded(name)]
     fields = [name for name in invariant.fields if name not in bench.fields]
-    parts = [f"column {name} (absent)" for name in absent]
-    parts += [f"column {name} (never recorded)" for name in empty]
-    parts += [f"field {name} (never recorded)" for name in fields]
-    return ", ".join(parts)
+    unrecorded = [f"column {name} (never recorded)" for name in empty]
+    unrecorded += [f"field {name} (never recorded)" for name in fields]
+    return [f"column {name} (absent)" for name in absent], unrecorded
 
 
 def _violations(bench: Workbench, invariant: Invariant) -> tuple[int, int, tuple[Violation, ...]]:
     found = bench.accuse(invariant.sql, invariant.severity).to_pylist()
+    if not found:
+        return 0, 0, ()
     errors = bench.number("select count(*) from violations where severity = 'error'")
     warnings = bench.number("select count(*) from violations where severity = 'warning'")
     return errors, warnings, tuple(Violation(**row) for row in found)

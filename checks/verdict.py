@@ -63,7 +63,7 @@ class Verdict:
         errors: violating elements that count.
         warnings: violating elements that do not.
         violations: the first of them in order, at most a thousand.
-        needed: what was missing, for ``not_applicable``; what is torn, for ``incomplete``.
+        needed: what was missing, for ``not_applicable``; what is torn, and was missing for it, for ``incomplete``.
         seconds: time it took.
     """
 
@@ -89,14 +89,13 @@ def exit_code(verdicts: Iterable[Verdict], allow_incomplete: bool = False, requi
     Args:
         verdicts: of all checks run.
         allow_incomplete: an incomplete trace is then as good as a pass.
-        required: codes that must have been examined; ``vacuous`` or ``not_applicable`` is then a violation.
+        required: codes that must have been examined; to have looked at nothing is then a violation.
     """
     found = list(verdicts)
     must = set(required)
     if any(verdict.kind is Kind.FAIL for verdict in found):
         return ExitCode.VIOLATIONS
-    unseen = (Kind.VACUOUS, Kind.NOT_APPLICABLE)
-    if any(verdict.code in must and verdict.kind in unseen for verdict in found):
+    if any(verdict.code in must and not verdict.examined for verdict in found):
         return ExitCode.VIOLATIONS
     if not allow_incomplete and any(verdict.kind is Kind.INCOMPLETE for verdict in found):
         return ExitCode.INCOMPLETE

@@ -1,7 +1,7 @@
 """The tables the invariants are written over, made once per trace.
 
 ``events``: one row per trace row of a complete step, in order (``ord``), with the digest's signatures.
-``content_cells``, ``key_cells``, ``group_cells``: elements of the rows every check needs, with their row's scalars.
+``key_cells``, ``group_cells``: elements of the rows every check needs, with their row's scalars.
 ``keys``: every key once, as ``id``, parsed from the right into ``uid``, ``session_id``, ``index``.
 ``keyed``: the distinct key lists, as ``k`` and ``id``.
 ``base``: one row per trajectory: its content as the rollout wrote it, against which later rows are held.
@@ -31,7 +31,7 @@ class Workbench:
     def __init__(self, trace: Trace, profile: Profile, threads: int = 2) -> None:
         self.trace, self.profile = trace, profile
         self.con = trace.connection
-        self.digest: Digest = digest(trace.source.files, threads)
+        self.digest: Digest = digest(trace.source.files, threads, trace.state.unseen)
         self._fill()
         #: fields with at least one row in a judged step
         self.fields = frozenset(row[0] for row in self.con.execute("select distinct field from events").fetchall())
@@ -39,6 +39,8 @@ class Workbench:
     def _fill(self) -> None:
         con, found = self.con, self.digest
         con.register("digest_events", found.events)
+        con.register("digest_content", found.content)
+        con.register("digest_first", found.first())
         for name, cells in found.cells.items():
             con.register(f"digest_{name}", cells)
         con.register("digest_names", found.names)
@@ -51,6 +53,7 @@ class Workbench:
         chosen = facts_of("(select * from stored where rid in (select rid from suspects))", "rid, ")
         con.execute(f"create or replace temp view suspect_elements as {chosen}")
         con.execute("create or replace temp table no_elements as select * from suspect_elements limit 0")
+        self._show("no_elements")
 
     def _settings(self) -> pa.Table:
         return pa.table(
@@ -84,15 +87,23 @@ class Workbench:
         The rows of suspects are read from the file only when there are any: a clean trace costs no second reading.
         """
         *before, last = statements(sql)
-        self.con.execute("delete from suspects")
         for statement in before:
             self.con.execute(statement)
-        any_suspect = self.con.execute("select 1 from suspects limit 1").fetchone() is not None
-        source = "suspect_elements" if any_suspect else "no_elements"
+        suspected = bool(before) and self.number("select count(*) from suspects") > 0
+        if suspected:
+            self._show("suspect_elements")
+        try:
+            self.con.execute(f"create or replace temp table violations as {_named(last, severity)}")
+            first = "select * from violations order by ord, key nulls last limit 1000"
+            return self.con.sql(first).to_arrow_table()
+        finally:
+            if suspected:
+                self.con.execute("delete from suspects")
+                self._show("no_elements")
+
+    def _show(self, source: str) -> None:
+        """Let ``elements`` be this."""
         self.con.execute(f"create or replace temp view elements as select * from {source}")
-        self.con.execute(f"create or replace temp table violations as {_named(last, severity)}")
-        first = "select * from violations order by ord, key nulls last limit 1000"
-        return self.con.sql(first).to_arrow_table()
 
     def number(self, query: str) -> int:
         """A single number."""

@@ -16,7 +16,7 @@ from lineage.cli.info import info_command
 from lineage.cli.run import run_command
 from lineage.cli.show import show_command
 from lineage.cli.sql import sql_command
-from lineage.errors import UserError
+from lineage.errors import LineageError
 
 app = typer.Typer(
     name="lineage",
@@ -50,10 +50,10 @@ def options(
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one line on stderr and exit code 2, never a traceback."""
+    """Run the command line; an error of ours is one line on stderr and exit code 2, never a traceback."""
     try:
         app()
-    except UserError as error:
+    except LineageError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(ExitCode.UNUSABLE)
     except BrokenPipeError:

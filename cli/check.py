@@ -14,16 +14,18 @@ from lineage.checks import ExitCode, Report, check_path, select
 from lineage.checks.catalogue import Invariant, get
 from lineage.checks.formats.json import to_dict
 from lineage.checks.formats.text import to_text
+from lineage.cli.places import LATEST_RUN
 from lineage.errors import UserError
 
-LATEST = Path("runs/latest")
 _WORST_FIRST = (ExitCode.UNUSABLE, ExitCode.VIOLATIONS, ExitCode.INCOMPLETE, ExitCode.PASS)
 
 
 def check_command(
     traces: Annotated[
         list[Path] | None,
-        typer.Argument(help="Parquet files, run folders or globs; runs/latest when none is given.", show_default=False),
+        typer.Argument(
+            help=f"Parquet files, run folders or globs; {LATEST_RUN} when none is given.", show_default=False
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Leave out what passed.")] = False,
@@ -47,7 +49,7 @@ def check_command(
     unseen = [code for code in must if code not in {one.code for one in invariants}]
     if unseen:
         raise UserError(f"--require {', '.join(unseen)}: left out by --select or --ignore")
-    reports, codes = _reports(traces or [LATEST], invariants)
+    reports, codes = _reports(traces or [LATEST_RUN], invariants)
     _print(reports, as_json=as_json, quiet=quiet, many=len(traces or ()) > 1)
     codes += [report.exit_code(allow_incomplete, must) for report in reports]
     raise typer.Exit(leave(codes, exit_zero))

@@ -8,12 +8,13 @@ from typing import Annotated
 
 import typer
 
+from lineage.cli.places import LATEST_RUN
 from lineage.cli.table import print_table
 from lineage.traces import open_trace
 
 
 def info_command(
-    trace: Annotated[Path, typer.Argument(help="Parquet file, run folder or glob.")] = Path("runs/latest"),
+    trace: Annotated[Path, typer.Argument(help="Parquet file, run folder or glob.")] = LATEST_RUN,
 ) -> None:
     """Say what a trace holds: run, versions, completeness, steps, stages."""
     with open_trace(trace) as opened:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from lineage.checks.verdict import ExitCode
+from lineage.cli.places import RUNS
 from lineage.errors import MissingExtraError, UserError
 from lineage.run import TRACE_FILE, new_run_folder
 
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
     from lineage.hooks import AnyRecorder
     from lineage.trainer.loggers import Tracking
 
-RUNS = Path("runs")
-INTERRUPTED = 130
 SCORE = "critic/score/mean"
 
 # group -> its keys that matter first; `--cfg job` prints them all
@@ -105,7 +105,7 @@ def run_command(
     else:
         _print_summary(summary, console)
     if summary.interrupted:
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(ExitCode.INTERRUPTED)
     if summary.trace is None:
         return
     from lineage.cli.check import check_trace
@@ -145,7 +145,7 @@ def _run(config: DictConfig, console: Console) -> Summary:
     """Train in a run folder of its own."""
     _quiet_libraries()
     from lineage import hooks
-    from lineage.trainer.config import config_hash, loggers, resolved, save
+    from lineage.trainer.config import loggers, resolved, save
     from lineage.trainer.loggers import Tracking
     from lineage.trainer.models import find_model, is_made
 
@@ -161,7 +161,6 @@ def _run(config: DictConfig, console: Console) -> Summary:
         "framework": "lineage.trainer",
         "mode": config.mode,
         "seed": config.trainer.seed,
-        "config_hash": config_hash(config),
         "model": path,
         "model_hash": model.model_hash(),
         "tokenizer_hash": model.tokenizer_hash(),
@@ -214,7 +213,9 @@ async def _train(config: DictConfig, folder: Path, tracking: Tracking) -> None:
 
 
 def _why_untraced(config: DictConfig) -> str | None:
-    if os.environ.get("LINEAGE_DISABLED", "") not in ("", "0"):
+    from lineage import hooks
+
+    if hooks.disabled():
         return "LINEAGE_DISABLED is set"
     return None if config.trace.enabled else "trace.enabled=false"
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
-import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -16,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lineage.errors import UserError
-from lineage.run import TRACE_FILE, file_metadata
+from lineage.run import INFO_FILE, TRACE_FILE, file_metadata
 from lineage.schema import schema
 from lineage.writer import OPEN_SUFFIX, PARTS, SEALED_SUFFIX, STATE_SUFFIX, read_state
 
@@ -24,16 +25,29 @@ _GROUP_FACTS = 1 << 19  # a check opens a row group once; small ones cost it man
 _DICTIONARY_BYTES = 4 << 20  # holds 64k keys of 60 characters
 
 
+_PART_NAME = re.compile(rf"(?P<stem>.+)-\d{{5}}{re.escape(SEALED_SUFFIX)}(\.open)?")
+
+
+def part_files(folder: Path) -> list[Path]:
+    """Parts in a folder: named as the recorder names them, with their process's state beside them."""
+    return [
+        path
+        for path in sorted(folder.glob(f"*{SEALED_SUFFIX}*"))
+        if (name := _PART_NAME.fullmatch(path.name)) and (folder / f"{name['stem']}{STATE_SUFFIX}").exists()
+    ]
+
+
 def parts_folder(folder: Path) -> Path | None:
     """Where the parts of a run folder (or of a parts folder) lie, or None where there are none."""
-    for place in (folder / PARTS, folder):
-        if place.is_dir() and any(place.glob(f"*{SEALED_SUFFIX}*")):
-            return place
-    return None
+    return next((place for place in (folder / PARTS, folder) if place.is_dir() and part_files(place)), None)
 
 
-def compact(folder: Path) -> Path:
+def compact(folder: Path, closing: str | None = None) -> Path:
     """Turn the parts of a run into ``folder/trace.parquet`` and remove them.
+
+    Args:
+        folder: run folder.
+        closing: the process that closes and compacts; the others must have ended.
 
     Raises:
         UserError: there are no parts, or another process is still writing them.
@@ -46,21 +60,27 @@ def compact(folder: Path) -> Path:
             return target
         raise UserError(f"no parts to compact under {folder}: expected {PARTS}/*{SEALED_SUFFIX}")
     for path in parts.glob(f"*{STATE_SUFFIX}"):
-        state = read_state(path)
-        if not state["closed"] and state["pid"] != os.getpid() and _alive(state["pid"]) and "error" not in state:
+        state = _state_or_none(path)
+        if state is not None and state["process"] != closing and _is_written(state):
             raise UserError(f"{folder} is still being written by process {state['pid']}: compact it when that ends")
     temporary = folder / f".{TRACE_FILE}.tmp"
     try:
-        _write(parts, temporary)
+        whole = _write(parts, temporary)
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
-    if parts != folder:
-        shutil.rmtree(parts)
-    else:
-        for path in [*parts.glob(f"*{SEALED_SUFFIX}*"), *parts.glob(f"*{STATE_SUFFIX}")]:
-            path.unlink()
+    if whole:
+        _remove(parts, folder)
     return target
+
+
+def _remove(parts: Path, folder: Path) -> None:
+    """Remove what the trace now holds, and nothing else."""
+    for path in [*part_files(parts), *parts.glob(f"*{STATE_SUFFIX}"), parts / INFO_FILE]:
+        path.unlink(missing_ok=True)
+    if parts != folder:
+        with contextlib.suppress(OSError):  # something else lies there
+            parts.rmdir()
 
 
 def materialise(folder: Path) -> Path:
@@ -91,9 +111,8 @@ def trace_state(parts: Path) -> dict[str, Any]:
         "processes": [],
     }
     for path in sorted(parts.glob(f"*{STATE_SUFFIX}")):
-        try:
-            state = read_state(path)
-        except (json.JSONDecodeError, KeyError):
+        state = _state_or_none(path)
+        if state is None:
             merged["closed"] = False
             merged["dropped"]["why"].append(f"{path.name} is not readable")
             continue
@@ -115,7 +134,11 @@ def trace_state(parts: Path) -> dict[str, Any]:
     return merged
 
 
-def _write(parts: Path, target: Path) -> None:
+def _write(parts: Path, target: Path) -> bool:
+    """Write the trace; False when a part could not be read to its end, and must be kept."""
+    damaged: list[str] = []
+    found: set[int] = set()
+    state = trace_state(parts)
     with pq.ParquetWriter(
         target,
         schema(),
@@ -125,10 +148,16 @@ def _write(parts: Path, target: Path) -> None:
         data_page_size=_DICTIONARY_BYTES,
         write_page_index=False,
     ) as writer:
-        for group in _groups(_batches(parts)):
+        for group in _groups(_batches(parts, damaged)):
             table = pa.Table.from_batches(group).cast(schema())
             writer.write_table(table, row_group_size=max(table.num_rows, 1))
-        writer.add_key_value_metadata(file_metadata(parts, trace_state(parts)))
+            found.update(pc.unique(table["global_steps"]).to_pylist())
+        # a step that was sealed and cannot be read any more is torn, whatever the process said of it
+        state["torn"] = sorted({*state["torn"], *(step for step in state["steps"] if step not in found)})
+        state["steps"] = [step for step in state["steps"] if step not in state["torn"]]
+        state["dropped"]["why"] += [f"part {name} cannot be read to its end" for name in damaged]
+        writer.add_key_value_metadata(file_metadata(parts, state))
+    return not damaged
 
 
 def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
@@ -144,22 +173,21 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]
         yield group
 
 
-def _batches(parts: Path) -> Iterator[pa.RecordBatch]:
+def _batches(parts: Path, damaged: list[str]) -> Iterator[pa.RecordBatch]:
     """Batches of all processes, merged by step; each process's own order is kept."""
     streams: dict[str, list[Path]] = {}
-    for path in sorted(parts.glob(f"*{SEALED_SUFFIX}*")):
-        if path.name.endswith((SEALED_SUFFIX, OPEN_SUFFIX)):
-            streams.setdefault(path.name.split(".")[0].rpartition("-")[0], []).append(path)
-    keyed = [_keyed(index, paths) for index, paths in enumerate(streams.values())]
+    for path in part_files(parts):
+        streams.setdefault(path.name.split(".")[0].rpartition("-")[0], []).append(path)
+    keyed = [_keyed(index, paths, damaged) for index, paths in enumerate(streams.values())]
     for _, _, _, batch in heapq.merge(*keyed, key=lambda item: item[:3]):
         yield batch
 
 
-def _keyed(index: int, paths: list[Path]) -> Iterator[tuple[int, int, int, pa.RecordBatch]]:
+def _keyed(index: int, paths: list[Path], damaged: list[str]) -> Iterator[tuple[int, int, int, pa.RecordBatch]]:
     number = 0
     step = 0
     for path in paths:
-        for batch in read_part(path):
+        for batch in read_part(path, damaged):
             if batch.num_rows:
                 # a process's own order stands even where its steps go back, as after a resume
                 step = max(step, batch.column("global_steps")[0].as_py())
@@ -167,8 +195,13 @@ def _keyed(index: int, paths: list[Path]) -> Iterator[tuple[int, int, int, pa.Re
             number += 1
 
 
-def read_part(path: Path) -> Iterator[pa.RecordBatch]:
-    """Whole batches of a part; what a killed process left of the last one is skipped."""
+def read_part(path: Path, damaged: list[str]) -> Iterator[pa.RecordBatch]:
+    """Whole batches of a part; what a killed process left of the last one is skipped.
+
+    Args:
+        path: a part, open or sealed.
+        damaged: gets the name of a sealed part that has no proper end.
+    """
     try:
         with pa.OSFile(str(path)) as source, pa.ipc.open_stream(source) as reader:
             while True:
@@ -177,7 +210,19 @@ def read_part(path: Path) -> Iterator[pa.RecordBatch]:
                 except StopIteration:
                     return
     except (pa.ArrowInvalid, OSError):
-        return
+        if not path.name.endswith(OPEN_SUFFIX):
+            damaged.append(path.name)
+
+
+def _state_or_none(path: Path) -> dict[str, Any] | None:
+    try:
+        return read_state(path)
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _is_written(state: dict[str, Any]) -> bool:
+    return not state["closed"] and "error" not in state and _alive(state["pid"])
 
 
 def _alive(pid: int) -> bool:

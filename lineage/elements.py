@@ -25,6 +25,9 @@ TAG_COLUMNS: dict[str, str] = {
     "generated": "generated",
     "reason": "reason",
 }
+LENGTH_TAGS = ("prompt_len", "response_len", "seq_len")
+KNOWN_TAGS = frozenset({*TAG_COLUMNS, *LENGTH_TAGS})
+
 # tags that stay what they are while the key lives, and the key's place in the queue: every row of the key carries them
 _LASTING = ("is_padding", "global_steps", "min_global_steps", "max_global_steps", "slot")
 TAG_NAMES = frozenset(TAG_COLUMNS.get(name, name) for name in _LASTING)

@@ -89,6 +89,8 @@ def freeze(value: Any, *, copy: bool = True) -> Frozen:
             return _jagged(value, copy)
         if value.is_nested:  # nested in the strided layout: rows of any shape
             return _rows([to_numpy(row, copy=False) for row in value.unbind()], value)
+        if value.is_complex():
+            raise ValueError("complex tensors are not recorded")
         return FrozenTensor(
             to_numpy(value, copy=copy), _dtype_name(value), str(value.device), bool(value.requires_grad)
         )
@@ -97,16 +99,20 @@ def freeze(value: Any, *, copy: bool = True) -> Frozen:
     if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
         return FrozenTensor(np.array(value, order="C", copy=copy or None), str(value.dtype))
     rows = list(value) if isinstance(value, (list, tuple, np.ndarray)) else [value]
-    if rows and all(type(row) in _NUMBERS for row in rows):
+    if rows and all(_is_number(row) for row in rows):
         array = np.asarray(rows)
-        return FrozenTensor(array, str(array.dtype))
+        if array.dtype.kind in "fiub":  # integers beyond 64 bits stay objects
+            return FrozenTensor(array, str(array.dtype))
     if rows and all(isinstance(row, str) for row in rows):
         return FrozenObjects([row.encode("utf-8", "surrogatepass") for row in rows], "str")
-    if rows and all(is_tensor(row) or isinstance(row, np.ndarray) for row in rows):
+    if rows and all(is_tensor(row) or (isinstance(row, np.ndarray) and row.dtype.kind in "fiub") for row in rows):
         return _rows([to_numpy(row, copy=False) if is_tensor(row) else row for row in rows], rows[0])
-    if any(rows) and all(_is_numbers(row) for row in rows):
-        dtype = np.float64 if any(type(x) is float for row in rows for x in row) else np.int64
-        return _rows([np.asarray(row, dtype=dtype) for row in rows], None)
+    if rows and all(isinstance(row, (list, tuple)) and all(_is_number(x) for x in row) for row in rows):
+        dtype = np.float64 if any(isinstance(x, (float, np.floating)) for row in rows for x in row) else np.int64
+        try:
+            return _rows([np.asarray(row, dtype=dtype) for row in rows], None)
+        except OverflowError:  # integers beyond 64 bits stay objects
+            pass
     return FrozenObjects([canonical_json(row) for row in rows], "object")
 
 
@@ -141,12 +147,8 @@ def to_numpy(tensor: Any, *, copy: bool = True) -> NDArray[Any]:
     return np.array(array, order="C") if copy else np.ascontiguousarray(array)
 
 
-_NUMBERS = frozenset({int, float, bool})
-
-
-def _is_numbers(row: Any) -> bool:
-    """True for a list of plain numbers, the empty one included."""
-    return isinstance(row, (list, tuple)) and all(type(x) in _NUMBERS for x in row)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.bool_, np.integer, np.floating))
 
 
 def _dtype_name(tensor: Any) -> str:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar, cast
 from lineage.attach.transfer_queue import TracedQueue
 from lineage.context import LossTerm, Optim, Resident, Sampling, Topology, Weights
 from lineage.errors import LineageError, MissingExtraError, RecorderError, UserError
+from lineage.keys import TrajectoryKey, parse_key
 from lineage.recorder import NULL_RECORDER, NullRecorder, Recorder
 from lineage.remote import RemoteRecorder
 from lineage.run import RunInfo, new_run_folder
@@ -39,6 +40,7 @@ __all__ = [
     "Sampling",
     "Stage",
     "Topology",
+    "TrajectoryKey",
     "UserError",
     "Weights",
     "current",
@@ -46,6 +48,7 @@ __all__ = [
     "install",
     "new_run_folder",
     "open_recorder",
+    "parse_key",
     "recorder",
     "trace_queue",
     "traced",

@@ -21,10 +21,10 @@ from lineage.buffers import record_batch
 from lineage.compact import compact, parts_folder
 from lineage.contents import Contents
 from lineage.elements import Elements
-from lineage.errors import RecorderError
+from lineage.errors import RecorderError, UserError
 from lineage.links import link
 from lineage.row import FinishedRow, Row, joined_columns, joined_keys, joined_rows
-from lineage.run import RunInfo
+from lineage.run import TRACE_FILE, RunInfo
 from lineage.scopes import NULL_STAGE, StageScopes
 from lineage.stage import NullStage, Stage
 from lineage.writer import PARTS, PartWriter, StateFile
@@ -64,7 +64,11 @@ class Recorder(StageScopes):
         reuse: bool = True,
     ) -> None:
         super().__init__(every)
+        if keep_steps is not None and keep_steps < 1:
+            raise RecorderError(f"keep_steps={keep_steps}: keep at least one step, or None for all")
         self.folder = Path(folder)
+        if (self.folder / TRACE_FILE).exists():
+            raise RecorderError(f"{self.folder} already holds a trace: record each run into a folder of its own")
         self.info = info
         self.elements = Elements()
         self.on_step_sealed: Callable[[int, pa.RecordBatch], None] | None = None
@@ -97,8 +101,8 @@ class Recorder(StageScopes):
         """Name the step that begins. Steps count from 1; 0 is what happens before the first."""
         if self._pending:
             self.seal()
-        self.global_steps = global_steps
-        self._state.state["open_step"] = global_steps if self.tracing else None
+        self.global_steps = int(global_steps)
+        self._state.state["open_step"] = self.global_steps if self.tracing else None
         self._state.write()
 
     def make_stage(
@@ -123,13 +127,15 @@ class Recorder(StageScopes):
                 rows.sort(key=lambda row: row.seq)
                 link(rows, self._constants["process"])
                 contents.evaluate()
-                batch = record_batch(rows, contents, {**self._constants, "global_steps": step})
+                batch = self._batch(rows, contents, step)
                 self._writer.write(batch, step)
             except Exception as error:
                 self.drop(len(rows), f"{type(error).__name__}: {error}")
             else:
                 if not state["steps"] or state["steps"][-1] != step:
                     state["steps"].append(step)
+                if self._writer.gone_through is not None:
+                    state["steps"] = [kept for kept in state["steps"] if kept > self._writer.gone_through]
                 if self.on_step_sealed is not None:
                     self.on_step_sealed(step, batch)
         self._state.write()
@@ -163,7 +169,10 @@ class Recorder(StageScopes):
             self._writer.seal(self.global_steps)
             self._state.close()
             # nothing recorded leaves nothing to compact
-            return compact(self.folder) if parts_folder(self.folder) is not None else None
+            recorded = parts_folder(self.folder / PARTS) is not None
+            return compact(self.folder, closing=self._constants["process"]) if recorded else None
+        except UserError:  # another process still writes: the last one to close compacts
+            return None
         except (OSError, pa.ArrowException) as failure:
             log.error("lineage: the trace stays in parts under %s: %s", self.folder / PARTS, failure)
             return None
@@ -173,6 +182,23 @@ class Recorder(StageScopes):
     def keep(self, stage: Stage) -> None:
         """A stage has rows: they go to the step that is open when it is sealed, also those of a late writer."""
         self._open_stages.append(stage)
+
+    def _batch(self, rows: list[FinishedRow], contents: Contents, step: int) -> pa.RecordBatch:
+        """The step as one batch; a row that Arrow refuses is lost alone."""
+        constants = {**self._constants, "global_steps": step}
+        try:
+            return record_batch(rows, contents, constants)
+        except Exception:
+            kept = []
+            for row in rows:
+                try:
+                    record_batch([row], contents, constants)
+                except Exception as error:
+                    where = f"{row.scalars['stage']}.{row.scalars['op']}.{row.scalars['field']}"
+                    self.drop(1, f"{where}: {type(error).__name__}: {error}")
+                else:
+                    kept.append(row)
+            return record_batch(kept, contents, constants)
 
     def forget(self, keys: Sequence[str]) -> None:
         """Cleared keys: their tags go when the step is sealed, so that a late writer's rows still carry them."""
@@ -219,10 +245,11 @@ class Recorder(StageScopes):
         if dropped["rows"] == 0:
             log.warning("lineage: dropped rows of step %s (%s); the trace will say so", self.global_steps, why)
         dropped["rows"] += rows
-        if self.global_steps not in dropped["steps"][-_WHY_KEPT:]:
-            dropped["steps"] = [*dropped["steps"], self.global_steps][-200:]
+        if self.global_steps not in dropped["steps"][-1:]:
+            dropped["steps"].append(self.global_steps)
+        why = why[:100]
         if why not in dropped["why"] and len(dropped["why"]) < _WHY_KEPT:
-            dropped["why"].append(why[:100])
+            dropped["why"].append(why)
 
     def _finished_row(self, row: Row) -> FinishedRow:
         pieces, scalars = row.pieces, row.scalars

@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from lineage.batch import container_name, frozen_items
-from lineage.errors import RecorderError, UsageError
-from lineage.freeze import freeze
+from lineage.elements import KNOWN_TAGS
+from lineage.errors import RecorderError
+from lineage.freeze import Frozen, FrozenNested, FrozenObjects, freeze
 from lineage.recorder import reason_of
-from lineage.row import CONTEXT_NAMES
 from lineage.run import RunInfo
 from lineage.scopes import StageScopes
-from lineage.stage import Columns, Keys, Stage
+from lineage.stage import Keys, Stage
+from lineage.stage_rows import Columns, check_context, guarded
 
 if TYPE_CHECKING:
     from lineage.recorder import Recorder
@@ -34,9 +35,9 @@ log = logging.getLogger("lineage")
 
 Call = tuple[Any, ...]
 
-_OPTIONS = CONTEXT_NAMES | {"keys", "entity", "mask", "columns", "lengths", "left_padded", "fields", "field", "reason"}
-_WAITING_BYTES = 32 << 20  # of one message: weights and long batches are sent as they come
-_WAITING_MESSAGES = 64  # beyond this the training process waits for the recorder's
+_OPTIONS = frozenset({"keys", "entity", "mask", "columns", "lengths", "left_padded", "fields", "field"})
+_MESSAGE_BYTES = 32 << 20  # a message is sent when it holds so much: weights and long batches go as they come
+_WAITING_BYTES = 256 << 20  # beyond this the training process waits for the recorder's
 
 
 class RemoteRecorder(StageScopes):
@@ -64,8 +65,8 @@ class RemoteRecorder(StageScopes):
 
     def step(self, global_steps: int) -> None:
         """Name the step that begins; the other process is told at once, so that a kill leaves it named."""
-        self.global_steps = global_steps
-        self.send("step", global_steps)
+        self.global_steps = int(global_steps)
+        self.send("step", self.global_steps)
         self.flush()
 
     def seal(self) -> None:
@@ -103,10 +104,10 @@ class RemoteRecorder(StageScopes):
         return RemoteStage(self, self._stages, name, producer, consumer, context)
 
     def send(self, *call: Any, nbytes: int = 0) -> None:
-        """Add a call to the message of the step."""
+        """Add a call to the message of the step; ``nbytes`` is about what it holds."""
         self._calls.append((time.time_ns(), *call))
         self._bytes += nbytes
-        if self._bytes > _WAITING_BYTES:
+        if self._bytes > _MESSAGE_BYTES:
             self.flush()
 
     def forget(self, keys: Sequence[str]) -> None:
@@ -120,9 +121,10 @@ class RemoteRecorder(StageScopes):
     def flush(self) -> None:
         """Hand the calls so far to the other process."""
         calls, self._calls, self._bytes = self._calls, [], 0
-        message = _pickled(calls)
-        if message is None:  # an object of the caller's that cannot be pickled, in attrs or columns: lose it alone
-            message = pickle.dumps([call if _pickled(call) is not None else _lost(call) for call in calls])
+        message = _pickled([calls])
+        if message is None:  # an object of the caller's that cannot be pickled: lose that call alone
+            calls = [call if _pickled(call) is not None else _lost(call) for call in calls]
+            message = pickle.dumps([calls], protocol=5)
         self._pipe.put(message)
 
 
@@ -143,61 +145,60 @@ class RemoteStage(Stage):
         self.number = number
         self._remote = recorder
 
+    @guarded
     def record(self, op: str, batch: Any, **options: Any) -> None:
         """Send snapshots of a batch's fields. Arguments as for :meth:`Stage.record`."""
-        self._check(options)
-        try:
-            items = frozen_items(batch, options.pop("fields", None))
-            if options.get("mask") is not None:
-                options["mask"] = freeze(options["mask"])
-            options["container"] = options.get("container") or container_name(batch)
-        except Exception as error:
-            self._remote.drop(1, f"{self.name}.record: {type(error).__name__}: {error}")
-            return
-        self._send("record", (op, items), options)
+        check_context(options, _OPTIONS)
+        items = frozen_items(batch, options.pop("fields", None))
+        if options.get("mask") is not None:
+            options["mask"] = freeze(options["mask"])
+        options["container"] = options.get("container") or container_name(batch)
+        self._send("record", (op, items), options, sum(map(_size, items.values())))
 
+    @guarded
     def compare(self, field: str, a: Any, against: str, b: Any, **options: Any) -> None:
         """Send both sides of a comparison. Arguments as for :meth:`Stage.compare`."""
-        self._check(options)
+        check_context(options, _OPTIONS)
         if options.get("mask") is not None:
             options["mask"] = freeze(options["mask"])
         self._send("compare", (field, freeze(a), against, freeze(b)), options)
 
+    @guarded
     def event(self, op: str, field: str, **options: Any) -> None:
         """Send a row without elements. Arguments as for :meth:`Stage.event`."""
-        self._check(options)
+        check_context(options, _OPTIONS)
         self._send("event", (op, field), options)
 
+    @guarded
     def params(self, op: str, named_tensors: Mapping[str, Any], **options: Any) -> None:
         """Send named tensors at once: no copy of them is kept here. Arguments as for :meth:`Stage.params`."""
-        self._check(options)
+        check_context(options, _OPTIONS)
         self._send(
             "params", (op, {name: freeze(tensor, copy=False) for name, tensor in named_tensors.items()}), options
         )
         self._remote.flush()
 
+    @guarded
     def metrics(self, values: Mapping[str, float], **options: Any) -> None:
         """Send metrics by name. Arguments as for :meth:`Stage.metrics`."""
-        self._check(options)
-        self._send("metrics", (dict(values),), options)
+        check_context(options, _OPTIONS)
+        self._send("metrics", ({str(name): float(value) for name, value in values.items()},), options)
 
     def close(self) -> None:
         """End the stage there too."""
         self.children.clear()
         self._remote.send("close", self.number)
 
+    @guarded
     def _keys_only(self, op: str, keys: Keys, columns: Columns, options: dict[str, Any]) -> None:
-        self._check(options)
+        check_context(options, _OPTIONS)
         self._send("_keys_only", (op, list(keys), dict(columns), options), {})
 
-    def _send(self, verb: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    def _send(self, verb: str, arguments: tuple[Any, ...], options: dict[str, Any], nbytes: int = 0) -> None:
         snapshot = {name: _copied(value) for name, value in options.items()}
-        self._remote.send("verb", self.number, verb, arguments, snapshot)
-
-    def _check(self, options: Mapping[str, Any]) -> None:
-        unknown = options.keys() - _OPTIONS
-        if unknown:
-            raise UsageError(f"unknown context {sorted(unknown)}; known: {sorted(CONTEXT_NAMES)}")
+        if options.get("attrs"):
+            snapshot["attrs"] = {str(name): str(value) for name, value in options["attrs"].items()}
+        self._remote.send("verb", self.number, verb, arguments, snapshot, nbytes=nbytes)
 
 
 class _RemoteElements:
@@ -207,7 +208,9 @@ class _RemoteElements:
         self._recorder = recorder
 
     def note(self, keys: Sequence[str], tags: Sequence[Mapping[str, Any]]) -> None:
-        self._recorder.send("note", list(keys), [dict(tag) for tag in tags])
+        # only what the recorder reads of a tag: the rest may be of classes the other process does not know
+        known = [{name: tag[name] for name in KNOWN_TAGS.intersection(tag)} for tag in tags]
+        self._recorder.send("note", list(keys), known)
 
     def note_slots(self, keys: Sequence[str], slots: Sequence[int]) -> None:
         self._recorder.send("note_slots", list(keys), list(slots))
@@ -223,7 +226,9 @@ class _Pipe:
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the training process, which then closes this one in order
         )
-        self._waiting: queue.Queue[bytes | None] = queue.Queue(_WAITING_MESSAGES)
+        self._waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._room = threading.Condition()
+        self._queued = 0
         self._broken = False
         self._thread = threading.Thread(target=self._write, name="lineage-pipe", daemon=True)
         self._thread.start()
@@ -233,7 +238,10 @@ class _Pipe:
             raise RecorderError(answer["error"] if answer else "the recorder's process could not start")
 
     def put(self, message: bytes) -> None:
-        """Queue a message; nothing is sent once the process is gone."""
+        """Queue a message, when there is room; nothing is sent once the process is gone."""
+        with self._room:
+            self._room.wait_for(lambda: self._broken or self._queued < _WAITING_BYTES)
+            self._queued += len(message)
         if not self._broken:
             self._waiting.put(message)
 
@@ -252,11 +260,14 @@ class _Pipe:
                 sink.write(len(message).to_bytes(8, "little"))
                 sink.write(message)
                 sink.flush()
+                with self._room:
+                    self._queued -= len(message)
+                    self._room.notify()
             sink.close()
         except OSError:  # the process is gone: training goes on, and the trace is torn where it was
-            self._broken = True
-            while self._waiting.get() is not None:
-                pass
+            with self._room:
+                self._broken = True
+                self._room.notify()
 
     def _answer(self) -> dict[str, Any] | None:
         line = cast("IO[bytes]", self._process.stdout).readline()
@@ -272,6 +283,12 @@ def _pickled(value: Any) -> bytes | None:
 
 def _lost(call: Call) -> Call:
     return (call[0], "drop", 1, f"a call of {call[1]} holds an object that cannot be pickled")
+
+
+def _size(item: Frozen) -> int:
+    if isinstance(item, FrozenObjects):
+        return sum(map(len, item.blobs))
+    return item.values.nbytes if isinstance(item, FrozenNested) else item.array.nbytes
 
 
 def _copied(value: Any) -> Any:

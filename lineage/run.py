@@ -57,7 +57,10 @@ class RunInfo:
 
 def file_metadata(folder: Path, state: Mapping[str, Any]) -> dict[bytes, bytes]:
     """Parquet key-value metadata of the run whose parts lie in ``folder``."""
-    info = json.loads((folder / INFO_FILE).read_text()) if (folder / INFO_FILE).exists() else {"run": {}, "config": {}}
+    try:
+        info = json.loads((folder / INFO_FILE).read_text())
+    except (OSError, ValueError):  # the trace is still worth having
+        info = {"run": {}, "config": {}}
     return {
         META_VERSION: str(SCHEMA_VERSION).encode(),
         META_RUN: json.dumps(info["run"]).encode(),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from lineage.errors import RecorderError
 from lineage.stage import NullStage, Stage
 
 _current: contextvars.ContextVar[Stage | None] = contextvars.ContextVar("lineage_stage", default=None)
@@ -29,6 +30,8 @@ class StageScopes:
     enabled = True
 
     def __init__(self, every: int) -> None:
+        if every < 1:
+            raise RecorderError(f"every={every}: trace one step of at least 1")
         self.global_steps = 0
         self._every = every
 
@@ -60,12 +63,15 @@ class StageScopes:
             return
         outer = _current.get()
         parent = outer if outer is not None and outer.recorder is self else None
-        stage = parent.children.get(name) if parent is not None else None
-        if stage is None:
-            inherited = parent.context if parent is not None else {}
-            stage = self.make_stage(name, producer, consumer, {**inherited, **context}, parent)
-            if parent is not None:
-                parent.children[name] = stage
+        stage = None
+        if parent is None:
+            stage = self.make_stage(name, producer, consumer, context, None)
+        else:
+            same = (name, producer, consumer, *sorted((key, str(value)) for key, value in context.items()))
+            stage = parent.children.get(same)
+            if stage is None:
+                stage = self.make_stage(name, producer, consumer, {**parent.context, **context}, parent)
+                parent.children[same] = stage
         token = _current.set(stage)
         try:
             yield stage

@@ -27,13 +27,20 @@ class Replay:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self._stages: dict[int, Stage] = {}
-        self._newest = [0, 0, 0]  # newest stage at each of the last seals
+        self._ended: list[int] = []  # stages that ended in this step
+        self._waiting: list[list[int]] = []  # and in those before
         self._time_ns = 0
         recorder.now = lambda: self._time_ns
 
     def do(self, call: tuple[Any, ...]) -> None:
-        """Do one call; rows keep the time at which it was made."""
+        """Do one call; rows keep the time at which it was made. A call that fails is counted, and the next is done."""
         self._time_ns, name, *arguments = call
+        try:
+            self._do(name, arguments)
+        except Exception as error:
+            self.recorder.drop(1, f"{name}: {type(error).__name__}: {error}")
+
+    def _do(self, name: str, arguments: list[Any]) -> None:
         if name == "verb":
             self._verb(*arguments)
         elif name == "open":
@@ -41,6 +48,7 @@ class Replay:
         elif name == "close":
             if (stage := self._stages.get(arguments[0])) is not None:
                 stage.close()
+                self._ended.append(arguments[0])
         elif name in ("note", "note_slots"):
             getattr(self.recorder.elements, name)(*arguments)
         else:
@@ -60,23 +68,23 @@ class Replay:
         parent = None if outer is None else self._stages.get(outer)
         stage = self.recorder.make_stage(name, producer, consumer, context, parent)
         if parent is not None:
-            parent.children[name] = stage
+            parent.children[number] = stage
         self._stages[number] = stage
 
     def _forget_old_stages(self) -> None:
-        """Stages of the last two steps stay for late writers; whoever writes later still is counted as lost."""
-        self._newest = [*self._newest, max(self._stages, default=0)][-3:]
-        self._stages = {number: stage for number, stage in self._stages.items() if number > self._newest[0]}
+        """Stages that ended stay for two more steps, for late writers; whoever writes later is counted as lost."""
+        self._waiting = [*self._waiting, self._ended][-3:]
+        self._ended = []
+        if len(self._waiting) == 3:
+            for number in self._waiting[0]:
+                self._stages.pop(number, None)
 
     def _verb(self, number: int, verb: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         stage = self._stages.get(number)
         if stage is None:
             self.recorder.drop(1, f"{verb}: a record into a stage that ended steps ago")
             return
-        try:
-            getattr(stage, verb)(*arguments, **options)
-        except LineageError as error:
-            self.recorder.drop(1, f"{verb}: {error}")
+        getattr(stage, verb)(*arguments, **options)
 
 
 def main() -> None:
@@ -91,12 +99,22 @@ def main() -> None:
     print(json.dumps({"started": True}), file=answers, flush=True)
     replay = Replay(recorder)
     while (message := _message(source)) is not None:
-        for call in pickle.loads(message):
+        for call in _calls(message, recorder):
             if call[1] == "end":
                 trace = recorder.end(call[2])
                 print(json.dumps({"trace": None if trace is None else str(trace)}), file=answers, flush=True)
                 return
             replay.do(call)
+
+
+def _calls(message: bytes, recorder: Recorder) -> list[tuple[Any, ...]]:
+    """Calls of a message; one that holds an object of a class this process does not know loses them all."""
+    try:
+        (calls,) = pickle.loads(message)
+    except Exception as error:
+        recorder.drop(1, f"a message could not be read: {type(error).__name__}: {error}")
+        return []
+    return list(calls)
 
 
 def _message(source: IO[bytes]) -> bytes | None:

@@ -7,47 +7,28 @@ with the outer one; whoever records into a stage that has ended starts a later r
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lineage.batch import FieldColumn, column, container_name, frozen_items, padding_of
+from lineage.batch import column, container_name, frozen_items, padding_of
 from lineage.context import LossTerm, Optim, Resident, Weights
 from lineage.elements import tag_columns
-from lineage.errors import UsageError
 from lineage.freeze import Frozen, FrozenObjects, FrozenTensor, freeze
-from lineage.gather import FEW, Gather, Kind, kinds_of
-from lineage.row import CONTEXT_NAMES, Piece, Row
+from lineage.gather import FEW, kinds_of
+from lineage.row import Piece
+from lineage.stage_rows import Columns, StageRows, check_rows, guarded, key_tuple
 from lineage.statistics.pairs import pair_statistics
-from lineage.vocabulary import TWO_SPANS
-from lineage.windows import cuts_of, flat_mask, window
+from lineage.windows import flat_mask, window
 
 if TYPE_CHECKING:
     from lineage.recorder import Recorder
 
 Keys = Sequence[str]
-Columns = Mapping[str, Sequence[Any]]
-Verb = TypeVar("Verb", bound=Callable[..., None])
 
 
-def _guarded(verb: Verb) -> Verb:
-    """A verb that fails on its input counts a lost row and lets training go on; a misspelt option is the caller's."""
-
-    @functools.wraps(verb)
-    def guarded(self: Stage, *args: Any, **options: Any) -> None:
-        try:
-            verb(self, *args, **options)
-        except UsageError:
-            raise
-        except Exception as error:
-            self.recorder.drop(1, f"{self.name}.{verb.__name__}: {type(error).__name__}: {error}")
-
-    return cast(Verb, guarded)
-
-
-class Stage:
+class Stage(StageRows):
     """One open stage of one step. Made by :meth:`lineage.recorder.Recorder.stage`.
 
     Args:
@@ -61,19 +42,10 @@ class Stage:
     def __init__(
         self, recorder: Recorder, name: str, producer: str | None, consumer: str | None, context: Mapping[str, Any]
     ) -> None:
-        self.recorder = recorder
-        self.name = name
-        self.producer = producer
-        self.consumer = consumer
-        self.context = dict(context)
-        self.children: dict[str, Stage] = {}
-        self._kept = False  # the recorder knows that it has rows
-        self._rows: dict[tuple[Any, ...], Row] = {}
-        self._bases: dict[tuple[Any, ...], dict[str, Any]] = {}
-        self._masks: dict[tuple[str, ...], FieldColumn] = {}
-        self._gathers: dict[tuple[Any, ...], Gather] = {}
+        super().__init__(recorder, name, producer, consumer, context)
+        self.children: dict[Any, Stage] = {}
 
-    @_guarded
+    @guarded
     def record(
         self,
         op: str,
@@ -93,7 +65,7 @@ class Stage:
         Args:
             op: one of ``vocabulary.OPS``.
             batch: TensorDict, DataProto-shaped object or dict of tensors, arrays and lists, ``n`` rows each.
-            keys: ``(n,)`` key of each row; taken from the batch's ``key`` or ``uid`` field when not given.
+            keys: ``(n,)`` key of each row; taken from the batch's ``key`` field (``uid`` of prompts) when not given.
             entity: what one row is.
             mask: ``(n, response_len)`` mask the fields are seen under; the batch's ``response_mask`` when not given,
                 else the one this stage consumed for the same keys.
@@ -105,13 +77,15 @@ class Stage:
         """
         context["container"] = context.get("container") or container_name(batch)
         items = frozen_items(batch, fields)
-        names = tuple(keys) if keys is not None else _keys_of(items)
+        names = _keys_of(items, entity) if keys is None else key_tuple(keys)
+        check_rows(items, names)
         if names is not None and len(names) <= FEW and mask is None and lengths is None and "span" not in context:
             kinds = kinds_of(items)
             if kinds is not None:
                 self._gather(op, entity, names, kinds, items, columns, context)
                 return
-        padding = padding_of(items, lengths, left_padded)
+        self._emit_gathers()  # a mask or a length they bring may be this batch's
+        padding = padding_of(items, lengths, left_padded) or self._known_padding(items, names, left_padded)
         span = context.pop("span", None)
         made = {name: column(name, value, padding, span) for name, value in items.items()}
         if span is None and names is not None:
@@ -147,7 +121,7 @@ class Stage:
         """Record a batch after its padding was taken off."""
         self.record("unpad", batch, **options)
 
-    @_guarded
+    @guarded
     def compare(
         self,
         field: str,
@@ -183,8 +157,10 @@ class Stage:
         pairs = pair_statistics(
             left.rows.values.astype(np.float64), right.rows.values.astype(np.float64), left.rows.lengths, keep
         )
-        row = self._row(self._base("compare", "trajectory", {"against": against, **context}), field, left)
-        names = None if keys is None else tuple(keys)
+        names = None if keys is None else key_tuple(keys)
+        if names is not None and len(names) != left.rows.n:
+            raise ValueError(f"{len(names)} keys for {left.rows.n} rows")
+        row = self._row("compare", "trajectory", field, left, {"against": against, **context})
         row.pieces.append(Piece(names, left.rows.n, None, None, None, vars(pairs)))
 
     def reorder(
@@ -223,7 +199,7 @@ class Stage:
         """Record keys removed from the queue and what it still holds."""
         self._keys_only("clear", keys, {}, {"field": "status", "resident": resident, **options})
 
-    @_guarded
+    @guarded
     def event(self, op: str, field: str, *, entity: str = "metric", **context: Any) -> None:
         """Record a row without elements: sleep, wake, cache_reset, topology."""
         self._new_row(op, entity, field, context).pieces.append(Piece(None, 0, None, None, None, None))
@@ -236,7 +212,7 @@ class Stage:
         """Record one optimiser step and the weights after it."""
         self.event("optim_step", "grad_norm", optim=optim, weights=weights, **context)
 
-    @_guarded
+    @guarded
     def params(self, op: str, named_tensors: Mapping[str, Any], *, field: str = "parameters", **context: Any) -> None:
         """Record named tensors, one element a tensor: a side of a weight sync, or the weights at the start."""
         frozen = {name: freeze(tensor, copy=False) for name, tensor in named_tensors.items()}
@@ -253,152 +229,28 @@ class Stage:
         row.content = self.recorder.fingerprint_weights([tensor.array.reshape(-1) for tensor in tensors])
         row.pieces.append(Piece(names, n, None, None, None, None))
 
-    @_guarded
+    @guarded
     def metrics(self, values: Mapping[str, float], **context: Any) -> None:
         """Record logged metrics by name."""
         item = column("metrics", np.fromiter(values.values(), dtype=np.float64, count=len(values)))
         piece = Piece(tuple(values), len(values), item, None, None, None)
-        base = self._base("produce", "metric", {"container": "dict", **context})
-        self._row(base, "metrics", item).pieces.append(piece)
+        self._row("produce", "metric", "metrics", item, {"container": "dict", **context}).pieces.append(piece)
+
+    @guarded
+    def _keys_only(self, op: str, keys: Keys, columns: Columns, options: dict[str, Any]) -> None:
+        entity = options.pop("entity", "trajectory")
+        field = options.pop("field", "key")
+        columns = {**columns, **(options.pop("columns", None) or {})}
+        names = key_tuple(keys)
+        row = self._row(op, entity, field, None, {"container": "KVBatchMeta", **options})
+        row.pieces.append(Piece(names, len(names), None, None, None, columns))
 
     def close(self) -> None:
         """End the stage: its rows and those of the stages inside it go to the step."""
         for child in self.children.values():
             child.close()
         self.children.clear()
-        self._kept = False
-        gathers, self._gathers = self._gathers, {}
-        for gather in gathers.values():
-            self._emit_gathered(gather)
-        rows, self._rows = self._rows, {}
-        self._masks.clear()
-        for row in rows.values():
-            self.recorder.finish(row)
-
-    def _emit(
-        self,
-        op: str,
-        entity: str,
-        made: Mapping[str, FieldColumn],
-        names: tuple[str, ...] | None,
-        mask: FieldColumn | None,
-        columns: Columns | None,
-        context: dict[str, Any],
-    ) -> list[Row]:
-        """Add one piece a field to the rows of the stage."""
-        lens = None
-        if entity == "trajectory":
-            if "prompts" in made:
-                lens = made["prompts"].rows.valid_lengths
-            elif names is not None:
-                lens = self.recorder.elements.lengths(names, "prompt_len")
-            if names is not None:
-                if mask is None:
-                    mask = self._masks.get(names)
-                else:
-                    self._masks[names] = mask
-        base = self._base(op, entity, context)
-        rows = []
-        for field, item in made.items():
-            row = self._row(base, field, item)
-            if row.pieces and "asked_n" in context:
-                _add_asked(row.scalars, context)
-            row.pieces.append(Piece(names, item.rows.n, item, flat_mask(item, mask), cuts_of(item, lens), columns))
-            rows.append(row)
-        return rows
-
-    def _tell_spans_apart(self, made: Mapping[str, FieldColumn], names: tuple[str, ...]) -> None:
-        """A name used at two spans covers the sequence where its rows are as long as the keys' sequences."""
-        for field in TWO_SPANS.intersection(made):
-            sequence = self.recorder.elements.lengths(names, "seq_len")
-            if sequence is not None:
-                item = made[field]
-                item.span = "sequence" if np.array_equal(sequence, item.rows.valid_lengths) else "response"
-
-    def _gather(
-        self,
-        op: str,
-        entity: str,
-        names: tuple[str, ...],
-        kinds: tuple[Kind, ...],
-        items: Mapping[str, Frozen],
-        columns: Columns | None,
-        context: dict[str, Any],
-    ) -> None:
-        identity = (self._base(op, entity, context), kinds)
-        gather = self._gathers.get(identity)
-        if gather is None:
-            seq = self.recorder.reserve(len(kinds))
-            gather = self._gathers[identity] = Gather(op, entity, context, kinds, seq, self.recorder.now())
-        elif "asked_n" in context:
-            _add_asked(gather.context, context)
-        gather.add(names, items, columns)
-
-    @_guarded
-    def _emit_gathered(self, gather: Gather) -> None:
-        made = gather.fields()
-        names = tuple(gather.keys)
-        self._tell_spans_apart(made, names)
-        rows = self._emit(
-            gather.op, gather.entity, made, names, made.get("response_mask"), gather.element_columns(), gather.context
-        )
-        for number, row in enumerate(rows):
-            row.seq, row.scalars["time_ns"] = gather.seq + number, gather.time_ns
-
-    @_guarded
-    def _keys_only(self, op: str, keys: Keys, columns: Columns, options: dict[str, Any]) -> None:
-        entity = options.pop("entity", "trajectory")
-        field = options.pop("field", "key")
-        columns = {**columns, **(options.pop("columns", None) or {})}
-        names = tuple(keys)
-        base = self._base(op, entity, {"container": "KVBatchMeta", **options})
-        self._row(base, field, None).pieces.append(Piece(names, len(names), None, None, None, columns))
-
-    def _row(self, base: tuple[Any, ...], field: str, item: FieldColumn | None) -> Row:
-        identity = (base, field, None) if item is None else (base, field, item.layout, item.span, item.dtype)
-        row = self._rows.get(identity)
-        if row is None:
-            row = self._rows[identity] = self.recorder.new_row({**self._bases[base], "field": field}, item)
-        return row
-
-    def _new_row(
-        self, op: str, entity: str, field: str, context: Mapping[str, Any], item: FieldColumn | None = None
-    ) -> Row:
-        """A row of its own even where one of the same identity is open: events do not merge."""
-        self._keep()
-        row = self.recorder.new_row({**self._scalars(op, entity, context), "field": field}, item)
-        self._rows[(op, field, row.seq)] = row
-        return row
-
-    def _base(self, op: str, entity: str, context: dict[str, Any]) -> tuple[Any, ...]:
-        """Identity of the rows of one call but for the field; their common scalars are kept under it."""
-        self._keep()
-        base = (op, entity, *_identity(context))
-        known = self._bases.get(base)
-        if known is None:
-            self._bases[base] = self._scalars(op, entity, context)
-        return base
-
-    def _keep(self) -> None:
-        if not self._kept:
-            self._kept = True
-            self.recorder.keep(self)
-
-    def _scalars(self, op: str, entity: str, context: Mapping[str, Any]) -> dict[str, Any]:
-        unknown = context.keys() - CONTEXT_NAMES
-        if unknown:
-            raise UsageError(f"unknown context {sorted(unknown)}; known: {sorted(CONTEXT_NAMES)}")
-        reads = op in ("consume", "clear")
-        scalars = {
-            "stage": self.name,
-            "op": op,
-            "entity": entity,
-            "producer": None if reads else self.producer,
-            "consumer": self.producer if reads else self.consumer,
-        }
-        scalars.update(self.context)
-        scalars.update(context)
-        return scalars
+        self._finish_rows()
 
 
 class NullStage:
@@ -414,28 +266,9 @@ class NullStage:
     close = _nothing
 
 
-# context that describes a row without telling it from another of the same stage
-_DESCRIPTIVE = frozenset({"asked_n", "missing", "attrs", "resident", "topology"})
-
-
-def _identity(context: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(
-        (name, tuple(value.items()) if isinstance(value, dict) else value)
-        for name, value in context.items()
-        if value is not None and name not in _DESCRIPTIVE
-    )
-
-
-def _add_asked(total: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Another get of the same fields in the same stage."""
-    total["asked_n"] += more["asked_n"]
-    total["missing"] = [*total["missing"], *more["missing"]]
-
-
-def _keys_of(items: Mapping[str, Frozen]) -> tuple[str, ...] | None:
-    """Keys a batch brings itself, in a field of strings named ``key`` or ``uid``."""
-    for name in ("key", "uid"):
-        value = items.get(name)
-        if isinstance(value, FrozenObjects) and value.dtype == "str":
-            return tuple(blob.decode("utf-8", "surrogatepass") for blob in value.blobs)
+def _keys_of(items: Mapping[str, Frozen], entity: str) -> tuple[str, ...] | None:
+    """Keys a batch brings itself: a field of strings named ``key``, or ``uid`` where the rows are prompts."""
+    value = items.get("uid" if entity == "prompt" else "key")
+    if isinstance(value, FrozenObjects) and value.dtype == "str":
+        return tuple(blob.decode("utf-8", "surrogatepass") for blob in value.blobs)
     return None

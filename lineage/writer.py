@@ -47,6 +47,7 @@ class PartWriter:
         self._opened = 0.0
         self._steps = 0
         self._sealed: list[tuple[Path, int]] = []
+        self.gone_through: int | None = None  # the last step whose part was removed
         folder.mkdir(parents=True, exist_ok=True)
         while any(folder.glob(f"{self._stem}-{self._number:05d}.*")):
             self._number += 1  # an earlier process of the same name, e.g. a restarted worker
@@ -77,20 +78,25 @@ class PartWriter:
         """Close the open part and give it its sealed name."""
         if self._stream is None or self._sink is None:
             return
-        stream, sink, path = self._stream, self._sink, self._path(OPEN_SUFFIX)
+        path, sealed = self._path(OPEN_SUFFIX), self._path(SEALED_SUFFIX)
+        try:
+            self._stream.close()
+            self._sink.close()
+            if self._steps:
+                os.replace(path, sealed)
+        except (OSError, pa.ArrowException):
+            self._abandon()  # its batches are readable as they are
+            raise
         self._stream = self._sink = None
-        stream.close()
-        sink.close()
         if self._steps == 0:
             path.unlink(missing_ok=True)
             return
-        sealed = self._path(SEALED_SUFFIX)
-        os.replace(path, sealed)
         self._sealed.append((sealed, global_steps))
         self._number += 1
         if self._keep_steps is not None:
             while self._sealed and self._sealed[0][1] <= global_steps - self._keep_steps:
-                self._sealed.pop(0)[0].unlink(missing_ok=True)
+                old, self.gone_through = self._sealed.pop(0)
+                old.unlink(missing_ok=True)
 
     def _open(self) -> None:
         self._sink = pa.output_stream(str(self._path(OPEN_SUFFIX)), compression=None, buffer_size=1 << 20)
@@ -130,34 +136,60 @@ class StateFile:
             "torn": [],
             "dropped": {"rows": 0, "steps": [], "why": []},
         }
-        self._file = os.open(folder / f"{process.replace(':', '-')}{STATE_SUFFIX}", os.O_RDWR | os.O_CREAT, 0o644)
+        path = folder / f"{process.replace(':', '-')}{STATE_SUFFIX}"
+        if path.exists():
+            self._carry_over(path)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         self.write()
 
     def write(self) -> None:
         """Write the state over the old one."""
-        text = json.dumps({**self.state, "steps": _ranges(self.state["steps"])}).encode()
+        dropped = {**self.state["dropped"], "steps": _ranges(self.state["dropped"]["steps"])}
+        text = json.dumps({**self.state, "steps": _ranges(self.state["steps"]), "dropped": dropped}).encode()
         with contextlib.suppress(OSError):  # a disk that refuses even this: the run then counts as torn
             os.pwrite(self._file, text.ljust(_STATE_BYTES), 0)
+            os.ftruncate(self._file, max(len(text), _STATE_BYTES))
 
     def close(self) -> None:
         """Write once more and close the file."""
         self.write()
         os.close(self._file)
 
+    def _carry_over(self, path: Path) -> None:
+        """An earlier process of the same name, e.g. a worker that was restarted: the step it was in is torn."""
+        try:
+            before = read_state(path)
+        except (ValueError, KeyError, TypeError):
+            self.state["dropped"]["why"].append(f"the state of an earlier {self.state['process']} is not readable")
+            return
+        self.state["steps"], self.state["dropped"] = before["steps"], before["dropped"]
+        self.state["torn"] = before["torn"] + [step for step in [before["open_step"]] if step is not None]
+
 
 def read_state(path: Path) -> dict[str, Any]:
-    """State of one process; steps as a list again."""
+    """State of one process; steps as lists again.
+
+    Raises:
+        ValueError: the file is not a state.
+    """
     state: dict[str, Any] = json.loads(path.read_text())
-    state["steps"] = [step for first, last in state["steps"] for step in range(first, last + 1)]
+    state["steps"] = _listed(state["steps"])
+    state["dropped"]["steps"] = _listed(state["dropped"]["steps"])
     return state
 
 
 def _ranges(steps: list[int]) -> list[list[int]]:
-    """``[1, 2, 3, 7]`` as ``[[1, 3], [7, 7]]``: the state stays small however long the run."""
+    """``[1, 2, 3, 7]`` as ``[[1, 3, 1], [7, 7, 1]]``, first, last and stride: small however long the run."""
     ranges: list[list[int]] = []
     for step in steps:
-        if ranges and ranges[-1][1] == step - 1:
+        if ranges and ranges[-1][0] == ranges[-1][1] and step > ranges[-1][1]:
+            ranges[-1][1:] = [step, step - ranges[-1][1]]
+        elif ranges and step - ranges[-1][1] == ranges[-1][2]:
             ranges[-1][1] = step
         else:
-            ranges.append([step, step])
+            ranges.append([step, step, 1])
     return ranges
+
+
+def _listed(ranges: list[list[int]]) -> list[int]:
+    return [step for first, last, stride in ranges for step in range(first, last + 1, stride)]

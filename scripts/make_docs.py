@@ -3,17 +3,18 @@
     python scripts/make_docs.py [--check]
 
 ``docs/schema.md`` comes from ``lineage.schema`` and ``lineage.vocabulary``; ``docs/checks/<CODE>.md`` and the table of
-codes in ``docs/checks/README.md`` from the invariant catalogue; each ``console`` block of ``README.md`` from running its
-command. ``--check`` writes nothing and exits 1 when a page is stale; the seconds a command prints are not compared.
+codes in ``docs/checks/README.md`` from the invariant catalogue; each ``console`` block of ``README.md`` from running
+its command. ``--check`` writes nothing and exits 1 when a page is stale; the seconds a command prints are not compared.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -62,12 +63,14 @@ def schema_page() -> str:
     parts = [
         "<!-- made by scripts/make_docs.py from lineage/schema.py and lineage/vocabulary.py -->",
         f"# Trace schema, version {schema.SCHEMA_VERSION}\n",
-        "One row is one (run, step, stage, op, field, process, mini-batch, micro-batch). Columns *per element* are lists",
-        "of one length `n`; their type is that of one element. What the rows mean is in [trace.md](trace.md).\n",
+        "One row is one (run, step, stage, op, field, process, mini-batch, micro-batch). Columns *per element* are",
+        "lists of one length `n`; their type is that of one element. What the rows mean is in [trace.md](trace.md).\n",
     ]
     for title, columns in GROUPS:
         head = ("column", "type", "meaning", "unit or values", "null means")
-        body = [(f"`{one.name}`", words(one.type), one.meaning, _unit(one.unit), one.null or "never") for one in columns]
+        body = [
+            (f"`{one.name}`", words(one.type), one.meaning, _unit(one.unit), one.null or "never") for one in columns
+        ]
         parts += [f"## {title}\n", *table(head, body), ""]
     parts += ["## File metadata\n", "Parquet key-value pairs. Each value is JSON, but for the version.\n"]
     parts += [*table(("key", "holds"), [(f"`{key.decode()}`", holds) for key, holds in METADATA]), ""]
@@ -93,13 +96,12 @@ def schema_page() -> str:
 
 def code_page(one: Invariant) -> str:
     """What one code enforces, needs and usually finds."""
-    source = "`; `".join(one.fields)
     folds = ", ".join(f"[{code}]({code}.md)" for code in one.subsumed_by)
     sample = f"traces/samples/bad/{one.code}.parquet"
     facts = [
         ("severity", one.severity),
-        ("needs columns", ", ".join(f"`{name}`" for name in one.needs) or "none"),
-        ("needs fields", f"`{source.replace('; ', ', ')}`" if one.fields else "none"),
+        ("needs columns", " ".join(f"`{name}`" for name in one.needs) or "none"),
+        ("needs fields", " ".join(f"`{name}`" for name in one.fields) or "none"),
         ("folds under", folds or "nothing"),
         ("comes from", f"{one.source} ([sources](README.md#sources))"),
         ("query", f"[checks/invariants/{one.code}.sql](../../checks/invariants/{one.code}.sql)"),
@@ -138,8 +140,8 @@ def with_outputs(text: str) -> str:
 
 def run(arguments: str) -> str:
     """What ``lineage <arguments>`` prints, as typed in the repository root."""
-    command = f"{sys.executable} -m lineage.cli {arguments}"
-    return subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    command = [sys.executable, "-m", "lineage.cli", *shlex.split(arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
 
 
 def words(type_: pa.DataType) -> str:
@@ -159,9 +161,8 @@ def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
 
 
-def stale() -> Iterator[Path]:
-    """Pages whose text is not what the code says, and pages of codes that are no more."""
-    made = pages()
+def stale(made: Mapping[Path, str]) -> Iterator[Path]:
+    """Pages whose text is not what was made from the code, and pages of codes that are no more."""
     for path, text in made.items():
         if not path.exists() or path.read_text("utf-8") != text:
             yield path
@@ -169,7 +170,7 @@ def stale() -> Iterator[Path]:
 
 
 def _unit(text: str) -> str:
-    return "[words](#words)" if text.startswith("vocabulary.") else text
+    return re.sub(r"vocabulary\.\w+", "[words](#words)", text)
 
 
 def main() -> int:
@@ -178,7 +179,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a page is stale")
     check = parser.parse_args().check
     made = pages()
-    found = list(stale())
+    found = list(stale(made))
     for path in found:
         if check:
             print(f"stale: {path.relative_to(ROOT)}; run: python scripts/make_docs.py", file=sys.stderr)

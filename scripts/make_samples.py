@@ -26,7 +26,7 @@ from transformers.utils.logging import disable_progress_bar
 from lineage import hooks
 from lineage.checks import check_path
 from lineage.run import TRACE_FILE
-from lineage.trainer.config import adapt_to_embedded, compose, config_hash, resolved, validate_config
+from lineage.trainer.config import adapt_to_embedded, compose, resolved, validate_config
 from lineage.trainer.grpo import PPOTrainerSync
 from lineage.trainer.models import find_model
 
@@ -63,7 +63,6 @@ def make(target: Path, fault: Fault | None = None) -> Path:
         "framework": "lineage.trainer",
         "mode": config.mode,
         "seed": config.trainer.seed,
-        "config_hash": config_hash(config),
         "model": model.name,
         "model_hash": model.model_hash(),
         "tokenizer_hash": model.tokenizer_hash(),
@@ -95,7 +94,6 @@ def fixed_clock() -> Iterator[None]:
     event_clock = SimpleNamespace(time_ns=lambda: next(nanoseconds))
     with ExitStack() as stack:
         stack.enter_context(patch("lineage.recorder.time", event_clock))
-        stack.enter_context(patch("lineage.stage.time", event_clock))
         step_clock = SimpleNamespace(perf_counter=lambda: next(seconds) / 1000)
         stack.enter_context(patch("lineage.trainer.metrics.time", step_clock))
         every_turn = SimpleNamespace(sleep=lambda _seconds: asyncio.sleep(0))

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 
 from lineage.compact import materialise, parts_folder
 from lineage.errors import UserError
+from lineage.run import TRACE_FILE
 from lineage.schema import COLUMNS, META_CONFIG, META_RUN, META_STATE, META_VERSION, SCHEMA_VERSION
 
-TRACE_FILE = "trace.parquet"
 _IDENTITY = ("global_steps", "stage", "op", "field")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,9 @@ class Trace:
     Queries run inside DuckDB's own fence: they read this trace and nothing else.
     """
 
-    def __init__(self, source: Source, threads: int | None = None, memory_limit: str | None = None) -> None:
+    def __init__(
+        self, source: Source, threads: int | None = None, memory_limit: str | None = None, views: bool = True
+    ) -> None:
         self.source = source
         self._remove = (
             weakref.finalize(self, shutil.rmtree, source.temporary, True) if source.temporary is not None else None
@@ -40,9 +42,10 @@ class Trace:
         if memory_limit:
             self._con.execute("set memory_limit=?", [memory_limit])
         self._con.execute("set preserve_insertion_order=true")
+        self._con.execute("set parquet_metadata_cache=true")  # every view binds the reader again
         functions.register(self._con)
         self._fence()
-        self._make_views()
+        self._make_views(VIEWS if views else ("rows", "facts"))
         self._con.execute("set lock_configuration=true")
 
     # -- what it says of itself --------------------------------------------------------------------------------
@@ -151,7 +154,7 @@ class Trace:
         self._con.execute(f"set allowed_paths=[{', '.join(map(_quote, names))}]")
         self._con.execute("set enable_external_access=false")
 
-    def _make_views(self) -> None:
+    def _make_views(self, views: Sequence[str]) -> None:
         self._con.register("schema_v1", schema().empty_table())
         described = self._con.sql("describe select * from schema_v1").fetchall()
         types = {str(name): str(type_) for name, type_, *_ in described}
@@ -166,22 +169,25 @@ class Trace:
         self._con.execute(f"create view stored as select {rid} as rid, {', '.join(columns + extra)} from {reader}")
         self._con.execute('create view "rows" as select * exclude (rid) from stored')
         self._con.execute(f"create view facts as {facts_of(_name('rows'))}")
-        for name in VIEWS[2:]:
+        for name in views[2:]:
             self._con.execute((_VIEWS / f"{name}.sql").read_text("utf-8"))
 
 
-def open_trace(path: str | Path, threads: int | None = None, memory_limit: str | None = None) -> Trace:
+def open_trace(
+    path: str | Path, threads: int | None = None, memory_limit: str | None = None, views: bool = True
+) -> Trace:
     """Open a trace: a Parquet file, a run folder, a folder of parts or a glob.
 
     Args:
         path: where the trace lies.
         threads: DuckDB threads; all cores when None.
         memory_limit: DuckDB's limit, such as ``"1GB"``.
+        views: make ``trajectories``, ``groups`` and ``steps`` too; a checker has no use for them.
 
     Raises:
         TraceError: one line that says what is wrong with the path.
     """
-    return Trace(locate(path), threads, memory_limit)
+    return Trace(locate(path), threads, memory_limit, views)
 
 
 def facts_of(relation: str, extra: str = "") -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lineage.trainer.keys import parse_key
+from lineage.hooks import TrajectoryKey, UserError, parse_key
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def final_outputs(keys: Sequence[str], is_padding: Sequence[bool]) -> dict[tuple
     for row, (key, pad) in enumerate(zip(keys, is_padding, strict=True)):
         if pad:
             continue
-        parsed = parse_key(key)
+        parsed = _parsed(key)
         session = (parsed.uid, parsed.session_id)
         if session not in best or parsed.index > best[session][0]:
             best[session] = (parsed.index, row)
@@ -97,5 +97,12 @@ def group_relative(scores: Tensor, groups: Sequence[str], norm_by_std: bool = Tr
 
 
 def _session(key: str) -> tuple[str, int]:
-    parsed = parse_key(key)
+    parsed = _parsed(key)
     return parsed.uid, parsed.session_id
+
+
+def _parsed(key: str) -> TrajectoryKey:
+    parsed = parse_key(key)
+    if parsed is None:
+        raise UserError(f"{key!r} in the batch is not a trajectory key {{uid}}_{{session_id}}_{{index}}")
+    return parsed

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lineage import hooks
-from lineage.hooks import UserError, traced
-from lineage.trainer.keys import parse_key
+from lineage.hooks import UserError, parse_key, traced
 from lineage.trainer.protocol import KVBatchMeta
 
 
@@ -100,6 +99,8 @@ class ReplayBuffer:
             if tag.get("is_prompt"):
                 continue
             parsed = parse_key(key)
+            if parsed is None:
+                raise ReplayBufferError(f"queue key {key!r} is no trajectory key {{uid}}_{{session_id}}_{{index}}")
             if parsed.uid in self._trajectories:
                 self._trajectories[parsed.uid].append((parsed.session_id, parsed.index, key, tag))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -164,7 +165,10 @@ class TrainingWorker:
         metrics = mean_metrics(parts)
         metrics["actor/lr"] = float(self.optimizer.param_groups[0]["lr"])
         metrics["actor/skipped_steps"] = sum(part["actor/skipped_steps"] for part in parts)
-        self.scheduler.step()
+        with warnings.catch_warnings():
+            # It counts training steps, so it moves even when every optimiser step was skipped, to which torch objects.
+            warnings.filterwarnings("ignore", message=r"Detected call of `lr_scheduler\.step\(\)` before")
+            self.scheduler.step()
         return metrics
 
     def _mini_batches(self, rows: int, plan: UpdatePlan, epoch: int) -> Iterator[list[list[int]]]:

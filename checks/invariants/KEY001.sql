@@ -9,26 +9,28 @@
 -- source: S3; verl splits keys from the left in replay_buffer.py and from the right in trainer_base.py
 -- causes: A custom agent loop built its own keys, or rows were written under another row's key.
 with trajectories as (
-    select id, arg_min(ord, late) as ord, arg_min(rid, late) as rid
+    select id, min(late) % 1000000000000 as ord
     from firsts join keyed using (k)
     where entity = 'trajectory'
     group by id
 ),
-named as (select * from trajectories join keys using (id)),
-uids as (select uid, text_fingerprint(uid) as fp from (select distinct uid from named where uid is not null))
+named as materialized (select * from trajectories join keys using (id)),
+uids as materialized (
+    select group_id, uid, text_fingerprint(uid) as fp
+    from (select group_id, any_value(uid) as uid from named where uid is not null group by group_id)
+)
 select rid, key, '{uid}_{session_id}_{index}' as expected, key as actual, null as detail, null as severity
-from named
+from named join events using (ord)
 where uid is null
 union all
 select b.uid_rid, k.key, 'uid field ' || k.uid, coalesce('uid field ' || other.uid, 'another uid'),
     'the uid column and the key name different groups', null
 from base as b
 join keys as k using (id)
-join uids as mine on mine.uid = k.uid
+join uids as mine on mine.group_id = k.group_id
 left join uids as other on other.fp = b.uid_fp
 where b.uid_fp is not null and b.uid_fp <> mine.fp
 union all
-select arg_min(rid, ord), min(key), 'a uid without _', uid, 'read from the left, this key names another uid', 'warning'
-from named
-where contains(uid, '_')
-group by uid
+select rid, key, 'a uid without _', uid, 'read from the left, this key names another uid', 'warning'
+from (select uid, min(ord) as ord, min(key) as key from named where contains(uid, '_') group by uid)
+join events using (ord)

@@ -9,23 +9,27 @@
 -- source: S3
 -- causes: A session was lost between the agent loop and the replay buffer, was written twice, or rows were keyed alike.
 create or replace temp table batch as
-with candidates as (
-    select id, rid, ord, step_id, partition, stage
-    from key_cells
-    where op = 'produce' and stage = 'sample' and field = 'key'
+with handed as (
+    select rid, step_id, stage = 'sample' as sampled, dense_rank() over (order by step_id, partition, stage) as place
+    from events
+    where entity = 'trajectory' and op = 'produce' and n > 0
+        and ((stage = 'sample' and field = 'key') or (stage = 'rollout' and field = 'responses'))
+),
+places as (
+    select *, sampled or step_id not in (select step_id from handed where sampled) as trained from handed
+),
+candidates as (
+    select id, rid, step_id, place, trained from digest_key_cells join places using (rid)
     union all
-    select id, rid, ord, step_id, partition, stage
-    from content_cells
-    where op = 'produce' and stage = 'rollout' and field = 'responses'
+    select id, rid, step_id, place, trained from digest_content join places on rid = responses_rid
 )
-select c.*, k.group_id, k.session_id, k."index", b.is_padding,
-    c.stage = 'sample' or c.step_id not in (select step_id from candidates where stage = 'sample') as trained
+select c.*, k.group_id, k.session_id, k."index", b.is_padding
 from candidates as c join keys as k using (id) left join base as b using (id);
 with doubled as (
     select id, max(rid) as rid, count(*) as times
     from batch
     where not is_padding
-    group by step_id, partition, stage, id
+    group by place, id
     having count(*) > 1
 ),
 prompts as (
@@ -37,14 +41,18 @@ prompts as (
     where entity = 'prompt'
     group by step_id, id
 ),
-groups as (
+groups as materialized (
     select step_id, group_id, min(rid) as rid, min(id) as id, count(*) as sessions, max(last) as last,
         max(outputs) as outputs, bool_or(last + 1 <> outputs) as holes
     from (
         select step_id, group_id, session_id, min(rid) as rid, min(id) as id, max("index") as last,
-            count(distinct "index") as outputs
-        from batch
-        where trained and group_id is not null and not is_padding
+            count("index") as outputs
+        from (
+            select step_id, group_id, session_id, "index", min(rid) as rid, min(id) as id
+            from batch
+            where trained and group_id is not null and not is_padding
+            group by all
+        )
         group by all
     )
     group by step_id, group_id

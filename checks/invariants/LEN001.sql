@@ -2,7 +2,7 @@
 -- name: response fields share one length
 -- severity: error
 -- says: All fields of a trajectory whose span is response have one valid length, that of its responses.
--- needs: key, valid_length
+-- needs: key, layout, valid_length
 -- fields: responses
 -- examines: select sum(n) from events where entity = 'trajectory' and span = 'response' and layout is distinct from 'scalar' and op <> 'compare' and v is not null
 -- subsumed_by: QUE003, LEN003

@@ -9,37 +9,42 @@
 -- source: S11
 -- causes: The clear used the keys of the batch before padding or merging, so that the rest of the partition grows step by step.
 create or replace temp table owned as
-select e.run_id, coalesce(e.partition, '') as partition, k.id,
-    min(e.global_steps) filter (e.op <> 'clear') as created,
-    arg_min(e.rid, e.ord) filter (e.op <> 'clear') as created_rid,
-    max(e.global_steps) filter (e.op = 'clear') as cleared,
-    arg_min(e.rid, e.ord) filter (e.op = 'clear') as cleared_rid
+select e.scope, k.id, min(created) as created, min(created_ord) as created_ord, max(cleared) as cleared,
+    min(cleared_ord) as cleared_ord
 from (
-    select run_id, partition, global_steps, k, op, min(ord) as ord, arg_min(rid, ord) as rid
+    select scope, k,
+        min(global_steps) filter (op <> 'clear') as created,
+        min(ord) filter (op <> 'clear') as created_ord,
+        max(global_steps) filter (op = 'clear') as cleared,
+        min(ord) filter (op = 'clear') as cleared_ord
     from events
     where k is not null and n > 0 and (op in ('tag', 'clear') or (queue and op = 'produce'))
-    group by all
+    group by scope, k
 ) as e
 join keyed as k using (k)
-group by all;
+group by e.scope, k.id;
 with ends as (
     select run_id, global_steps, arg_max(rid, ord) as rid, max_by(resident, ord) as resident
     from events
     where op = 'clear' and stage = 'clear'
     group by all
 )
-select coalesce(e.rid, o.created_rid) as rid, k.key, 'cleared in step ' || o.created as expected,
+select coalesce(e.rid, c.rid) as rid, k.key, 'cleared in step ' || o.created as expected,
     case when o.cleared is null then 'never cleared' else 'cleared in step ' || o.cleared end as actual,
     'created in step ' || o.created as detail, null as severity
 from owned as o
 join keys as k using (id)
-left join ends as e on e.run_id is not distinct from o.run_id and e.global_steps = o.created
+join events as c on c.ord = o.created_ord
+left join ends as e on e.run_id is not distinct from c.run_id and e.global_steps = o.created
 where o.created is not null and (o.cleared is null or o.cleared > o.created)
 union all
-select o.cleared_rid, k.key, 'a key that was created', 'cleared, but nobody created it', null, null
-from owned as o join keys as k using (id)
+select c.rid, k.key, 'a key that was created', 'cleared, but nobody created it', null, null
+from owned as o join keys as k using (id) join events as c on c.ord = o.cleared_ord
 where o.created is null
-    and exists (select 1 from owned as other where other.created is not null and other.partition = o.partition)
+    and coalesce(c.partition, '') in (
+        select coalesce(partition, '') from events
+        where k is not null and n > 0 and (op = 'tag' or (queue and op = 'produce'))
+    )
 union all
 select rid, null, 'nothing resident',
     printf('%d prompts, %d trajectories', coalesce(resident.prompts, 0), coalesce(resident.trajectories, 0)),

@@ -2,7 +2,7 @@
 -- name: what is read was written
 -- severity: error
 -- says: Content read from the queue is the content last written for that field and key, length and fingerprint.
--- needs: key, valid_length, fingerprint
+-- needs: key, seq, valid_length, fingerprint
 -- fields:
 -- examines: select sum(n) from events where queue and op = 'consume' and c is not null
 -- subsumed_by: QUE001

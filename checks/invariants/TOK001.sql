@@ -12,7 +12,7 @@ insert into suspects
 select rid
 from events left join expected using (k)
 where entity = 'trajectory' and field = 'input_ids' and op <> 'compare' and c is not null and c is distinct from ids_c;
-with whole as (
+with whole as materialized (
     select ids_rid as rid, key, ids_fp, ids_len, prompt_len, response_len,
         compose(prompts_fp, prompt_len, responses_fp) as fp
     from base join keys using (id)

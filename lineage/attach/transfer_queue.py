@@ -11,12 +11,10 @@ from typing import Any
 
 from lineage.batch import items_of
 from lineage.context import Resident
-from lineage.elements import tag_columns
+from lineage.elements import LENGTH_TAGS, tag_columns
 from lineage.keys import parse_key
 from lineage.scopes import current_stage
 from lineage.stage import NullStage, Stage
-
-_NUMERIC_TAGS = ("prompt_len", "response_len", "seq_len")
 
 
 class TracedQueue:
@@ -30,6 +28,7 @@ class TracedQueue:
 
     def __init__(self, queue: Any) -> None:
         self._queue = queue
+        self._is_prompt: dict[str, bool] = {}  # of the keys that have tags
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._queue, name)
@@ -124,10 +123,11 @@ class TracedQueue:
         stage = current_stage()
         if isinstance(stage, NullStage):
             return
-        entity = _entity(keys, tags)
         elements = stage.recorder.elements
         if tags is not None:
+            self._note(keys, tags)
             elements.note(keys, tags)
+        entity = self._entity(keys)
         slots = self._slots(keys, partition)
         if slots is not None:
             elements.note_slots(keys, slots)
@@ -148,7 +148,7 @@ class TracedQueue:
         stage.tag(keys, entity=entity, partition=partition, columns=columns)
         numbers = {
             name: [int(one[name]) for one in tags]
-            for name in _NUMERIC_TAGS
+            for name in LENGTH_TAGS
             if all(one.get(name) is not None for one in tags)
         }
         if numbers:
@@ -166,10 +166,10 @@ class TracedQueue:
         found = [key for key in asked if key in known]
         context: dict[str, Any] = {"partition": partition, "asked_n": len(asked), "missing": missing}
         if items:
-            stage.consume(batch, keys=found, entity=_entity(found, None), **context)
+            stage.consume(batch, keys=found, entity=self._entity(found), **context)
         for field in _listed(select_fields or ()):
             if field not in items:
-                stage.event("consume", field, entity=_entity(asked, None), container="TensorDict", **context)
+                stage.event("consume", field, entity=self._entity(asked), container="TensorDict", **context)
 
     def _cleared(self, keys: Any, partition: str) -> None:
         stage = current_stage()
@@ -180,10 +180,24 @@ class TracedQueue:
         left = Resident(*resident()) if resident is not None else None
         by_entity: dict[str, list[str]] = {}
         for key in names:
-            by_entity.setdefault(_entity([key], None), []).append(key)
+            by_entity.setdefault(self._entity([key]), []).append(key)
         for entity, some in by_entity.items():
             stage.clear(some, entity=entity, partition=partition, resident=left)
         stage.recorder.forget(names)
+        for key in names:
+            self._is_prompt.pop(key, None)
+
+    def _note(self, keys: Sequence[str], tags: Sequence[Mapping[str, Any]]) -> None:
+        for key, tag in zip(keys, tags, strict=True):
+            self._is_prompt[key] = bool(tag.get("is_prompt", self._is_prompt.get(key, False)))
+
+    def _entity(self, keys: Sequence[str]) -> str:
+        """What the keys of one call name: a prompt where it was tagged so, or has no tags and is a bare uid."""
+        if not keys:
+            return "trajectory"
+        tagged = self._is_prompt.get(keys[0])
+        prompt = tagged if tagged is not None else parse_key(keys[0]) is None
+        return "prompt" if prompt else "trajectory"
 
     def _slots(self, keys: Sequence[str], partition: str) -> list[int] | None:
         indexes = getattr(self._queue, "global_indexes", None)
@@ -196,10 +210,3 @@ class TracedQueue:
 
 def _listed(keys: Any) -> list[str]:
     return [keys] if isinstance(keys, str) else list(keys)
-
-
-def _entity(keys: Sequence[str], tags: Sequence[Mapping[str, Any]] | None) -> str:
-    """A prompt key is a bare uid and is tagged ``is_prompt``; everything else is a trajectory."""
-    if tags is not None and any(tag.get("is_prompt") for tag in tags):
-        return "prompt"
-    return "trajectory" if keys and parse_key(keys[0]) is not None else "prompt"

@@ -18,7 +18,8 @@ from make_samples import SAMPLES, make, path_of  # noqa: E402
 from sample_faults import FAULTS  # noqa: E402
 
 from lineage.checks import Kind, catalogue, check_path  # noqa: E402
-from lineage.traces import open_trace  # noqa: E402
+from lineage.schema import COLUMNS  # noqa: E402
+from lineage.traces import TraceError, open_trace  # noqa: E402
 
 CODES = sorted(FAULTS)
 FILES = [path_of(None), *map(path_of, CODES)]
@@ -70,6 +71,21 @@ def test_a_sample_is_small_and_says_nothing_of_the_machine(path):
     texts += [text for column in table.columns for text in _strings(column)]
     assert len(texts) > 100
     assert [text for text in texts if MACHINE_PATH.search(text)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("column", [column.name for column in COLUMNS])
+def test_a_trace_without_a_column_is_no_failure(column, tmp_path):
+    """What cannot be seen is never a violation nor a traceback; a file that cannot name its rows is no trace."""
+    table = pq.read_table(path_of(None))
+    path = tmp_path / "lacking.parquet"
+    pq.write_table(table.drop_columns([column]), path)
+    if column in ("global_steps", "stage", "op", "field"):
+        with pytest.raises(TraceError, match=f"not a lineage trace \\(no column {column}\\)"):
+            check_path(path)
+        return
+    kinds = {verdict.code: verdict.kind for verdict in check_path(path).verdicts}
+    assert [code for code, kind in kinds.items() if kind is Kind.FAIL] == []
 
 
 def test_making_a_sample_again_gives_the_same_bytes(tmp_path):

@@ -72,6 +72,16 @@ def test_a_torn_step_is_left_out_and_the_verdict_is_incomplete(rows, write):
     assert "step 3 torn" in report.state
 
 
+def test_what_an_incomplete_trace_never_recorded_is_not_held_to_be_absent(rows, write):
+    """A run killed in its first step recorded no mask: that is incomplete, unless the column itself is not there."""
+    kept = [row for row in rows if row.field != "response_mask"]
+    report = check_path(write(kept, state={"torn": [3], "closed": False}), select(["MSK"]))
+    assert set(_kinds(report).values()) == {Kind.INCOMPLETE}
+    assert all(verdict.needed.endswith("; field response_mask (never recorded)") for verdict in report.verdicts)
+    assert report.exit_code() == ExitCode.INCOMPLETE
+    assert report.exit_code(allow_incomplete=True, required=["MSK001"]) == ExitCode.VIOLATIONS
+
+
 @pytest.mark.parametrize(("torn", "code"), [([2], ExitCode.INCOMPLETE), ([3], ExitCode.VIOLATIONS)])
 def test_violations_count_in_complete_steps_only(torn, code, rows, write):
     """A fault in a complete step is a failure however torn the rest; rows of a torn step are not judged."""

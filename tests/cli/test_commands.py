@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from lineage import errors
 from lineage.cli.check import leave
+
+app_module = importlib.import_module("lineage.cli.app")  # the package has a function of that name
+compact_module = importlib.import_module("lineage.cli.compact")
 
 ROOT = Path(__file__).parents[2]
 _MAIN = "from lineage.cli import main; main()"
@@ -131,6 +137,32 @@ def test_an_interrupt_exits_130(trace_file):
     )
     assert done.returncode == 130
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["UserError", "RecorderError", "UsageError"])
+def test_every_error_of_ours_is_one_line(name, monkeypatch, capsys):
+    """The edge knows the base class: an error of the recorder is no traceback either."""
+
+    def broken() -> None:
+        raise getattr(errors, name)("nothing can be written")
+
+    monkeypatch.setattr(app_module, "app", broken)
+    with pytest.raises(SystemExit) as ended:
+        app_module.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "error: nothing can be written\n"
+
+
+@pytest.mark.parametrize("error", [pa.ArrowInvalid("not a part\nat byte 7"), OSError("disk full")])
+def test_parts_that_cannot_be_compacted_are_one_line(error, tmp_path, monkeypatch):
+    """A broken part or a full disk ends compact in one line."""
+
+    def broken(folder: Path) -> Path:
+        raise error
+
+    monkeypatch.setattr(compact_module, "compact", broken)
+    with pytest.raises(errors.UserError, match=r"cannot compact: (not a part|disk full); the parts stay$"):
+        compact_module.compact_command(tmp_path)
 
 
 def test_the_exit_code_is_the_worst_of_several_traces():

@@ -141,6 +141,13 @@ def test_keys_without_meaning_are_named_at_the_start(invoke):
     )
 
 
+def test_the_names_of_an_experiment_tracker_are_named_too(invoke):
+    """project_name and experiment_name go nowhere here: the user who sets one is told, the others are not."""
+    result = invoke(*SMALL, "trainer.project_name=mine", "trace.enabled=false")
+    said = [line for line in result.output.splitlines() if line.startswith("ignored:")]
+    assert said == ["ignored: trainer.project_name=mine has no meaning in embedded mode"]
+
+
 @pytest.mark.parametrize(
     ("override", "expected"),
     [

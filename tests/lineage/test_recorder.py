@@ -335,24 +335,6 @@ def test_compact_refuses_a_run_that_is_still_written(tmp_path: Path) -> None:
             other.kill()
 
 
-def test_processes_are_merged_by_step(tmp_path: Path) -> None:
-    """Two processes of one run give one file ordered by step, each with its own numbering."""
-    recorders = [Recorder(tmp_path / "run", RunInfo("r"), process=name) for name in ("actor:0", "actor:1")]
-    for step in (1, 2):
-        for recorder in recorders:
-            recorder.step(step)
-            with recorder.stage("update_actor") as stage:
-                stage.produce(BATCH, keys=KEYS)
-            recorder.seal()
-    for recorder in recorders:
-        recorder._writer.seal(2)
-        recorder._state.state["closed"] = True
-        recorder._state.close()
-    table = rows_of(compact(tmp_path / "run"))
-    assert [r["global_steps"] for r in table] == [1] * 8 + [2] * 8
-    assert {r["process"] for r in table} == {"actor:0", "actor:1"}
-
-
 def test_run_that_ends_before_anything_is_recorded_says_only_that(tmp_path: Path) -> None:
     """An error before the first row is the error the user sees, and no trace is left."""
     with pytest.raises(ZeroDivisionError), lineage.record(tmp_path / "run"):

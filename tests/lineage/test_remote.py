@@ -106,7 +106,7 @@ def test_misuse_is_told_here(tmp_path: Path) -> None:
                 stage.produce({"a": [1]}, keys=KEYS[:1], minibatch=0)
             stage.produce({"a": [1]}, keys=KEYS[:1])
             stage.produce(3, keys=KEYS[:1])
-            stage.produce({"a": [1]}, keys=KEYS[:1], attrs={"cannot": lambda: None})
+            stage.produce({"a": [1]}, keys=KEYS[:1], columns={"reason": [lambda: None]})
     trace = tmp_path / "run" / "trace.parquet"
     assert pq.read_table(trace)["n"].to_pylist() == [1]
     state = pq.read_metadata(trace).metadata[META_STATE]

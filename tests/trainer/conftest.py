@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from lineage.trainer.models import ModelSource, find_model, load_tokenizer
+
+# The models are tiny: more threads cost more than they bring, and xdist runs several processes.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,6 @@ from lineage.trainer.config import (
     ConfigError,
     adapt_to_embedded,
     compose,
-    config_hash,
     keys,
     loggers,
     need_reference_policy,
@@ -194,12 +193,6 @@ def test_a_batch_that_does_not_divide_is_padded_and_said():
 def test_no_reference_without_a_kl():
     """The reference policy is needed only when a KL is on."""
     assert not need_reference_policy(compose(["actor_rollout_ref.actor.use_kl_loss=false"]))
-
-
-def test_hash_follows_the_content():
-    """Equal configurations have equal hashes however they were typed; a changed value changes it."""
-    assert config_hash(compose(["model.path=tiny"])) == config_hash(compose())
-    assert config_hash(compose(["trainer.seed=7"])) != config_hash(compose())
 
 
 def test_saved_yaml_reads_back(tmp_path):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 
-from lineage.trainer.keys import parse_key
+from lineage.hooks import parse_key
 from lineage.trainer.padding import missing_rows, padding_fields, padding_rows, required_multiple
 from lineage.trainer.protocol import lengths_of, nested_from_list
 from lineage.trainer.queue import LocalTransferQueue

@@ -97,6 +97,15 @@ def test_nothing_left_that_could_finish_is_an_error():
         sample(queue, 1, still_running=lambda: False)
 
 
+def test_a_key_of_neither_kind_is_refused():
+    """A row that is no prompt and whose key is not a trajectory's is named: it would be lost in silence."""
+    queue = LocalTransferQueue()
+    prompt(queue, "a", "finished")
+    queue.kv_batch_put(keys=["a_007_0"], partition_id="train", tags=[{"is_prompt": False}])
+    with pytest.raises(ReplayBufferError, match="queue key 'a_007_0' is no trajectory key"):
+        sample(queue, 1)
+
+
 def test_unknown_status_is_refused():
     """A status that is none of the four is named with the four."""
     queue = LocalTransferQueue()

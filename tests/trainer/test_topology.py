@@ -8,7 +8,6 @@ from lineage.trainer.engine.topology import (
     TopologyError,
     embedded_topology,
     fsdp_data_parallel_size,
-    megatron_data_parallel_size,
     world_size,
 )
 
@@ -17,16 +16,6 @@ def test_fsdp_divides_by_ulysses_only():
     """Under FSDP the actor's DP is world / SP."""
     assert fsdp_data_parallel_size(8) == 8
     assert fsdp_data_parallel_size(8, sp=2) == 4
-
-
-def test_megatron_divides_by_the_static_model_parallel_sizes():
-    """Under Megatron the actor's DP is world / (TP x PP x CP)."""
-    assert megatron_data_parallel_size(16, tp=2, pp=2, cp=2) == 2
-
-
-def test_dynamic_context_parallel_reports_one():
-    """Dynamic context parallelism gives logical DP 1, whatever the sizes."""
-    assert megatron_data_parallel_size(16, tp=2, dynamic_cp=True) == 1
 
 
 def test_embedded_reports_every_simulated_rank():

@@ -139,8 +139,9 @@ def test_padding_rows_change_no_weight(tiny):
 
 
 @pytest.mark.parametrize("masks", ["zero", "nan"])
+@pytest.mark.filterwarnings("error")
 def test_an_unusable_gradient_skips_the_step(tiny, masks):
-    """No token to train, or a gradient that is not finite: weights and moments stay, and the metrics say skipped."""
+    """No token to train, or a gradient that is not finite: weights and moments stay, the schedule moves, no warning."""
     rows = make_rows(8, masks="zero" if masks == "zero" else None)
     if masks == "nan":
         rows.columns["advantages"][0] = torch.full_like(rows.columns["advantages"][0], math.nan)
@@ -150,6 +151,7 @@ def test_an_unusable_gradient_skips_the_step(tiny, masks):
     assert torch.equal(weights(training), before)
     assert not training.optimizer.state
     assert metrics["actor/skipped_steps"] == 1.0
+    assert training.scheduler.last_epoch == 1
 
 
 def test_epochs_and_mini_batches_are_optimiser_steps(tiny):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from lineage import hooks
-from lineage.hooks import UserError, traced
+from lineage.hooks import TrajectoryKey, UserError, traced
 from lineage.trainer.agent_loop.base import AgentLoopOutput, LoopContext, Session
 from lineage.trainer.agent_loop.postprocess import (
     SessionError,
@@ -19,7 +19,6 @@ from lineage.trainer.agent_loop.postprocess import (
     trajectory_tag,
 )
 from lineage.trainer.agent_loop.registry import agent_loop
-from lineage.trainer.keys import TrajectoryKey
 from lineage.trainer.protocol import DataProto
 from lineage.trainer.rollout.base import SamplingParams
 

@@ -1,10 +1,10 @@
 """The trainer's configuration.
 
-Enters: dotted overrides as verl users type them. Leaves: one resolved ``DictConfig`` of verl's names, its hash and its
+Enters: dotted overrides as verl users type them. Leaves: one resolved ``DictConfig`` of verl's names, and its
 YAML. Imported by the trainer and by ``lineage run``; imports no torch.
 """
 
-from lineage.trainer.config.compose import compose, config_hash, keys, overridden, resolved, save, to_yaml
+from lineage.trainer.config.compose import compose, keys, overridden, resolved, save, to_yaml
 from lineage.trainer.config.errors import ConfigError
 from lineage.trainer.config.ppo_trainer import PPOTrainerConfig
 from lineage.trainer.config.validate import adapt_to_embedded, loggers, need_reference_policy, validate_config
@@ -14,7 +14,6 @@ __all__ = [
     "PPOTrainerConfig",
     "adapt_to_embedded",
     "compose",
-    "config_hash",
     "keys",
     "loggers",
     "need_reference_policy",

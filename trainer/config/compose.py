@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -160,12 +158,6 @@ def resolved(config: DictConfig) -> dict[str, Any]:
 def to_yaml(config: DictConfig) -> str:
     """The resolved configuration as YAML, as ``--cfg job`` prints it and the run folder keeps it."""
     return OmegaConf.to_yaml(config, resolve=True)
-
-
-def config_hash(config: DictConfig) -> str:
-    """sha256 (hex) of the resolved configuration as canonical JSON: sorted keys, no spaces, UTF-8."""
-    text = json.dumps(resolved(config), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def save(config: DictConfig, folder: Path) -> Path:

@@ -132,8 +132,8 @@ class TrainerConfig:
     nnodes: int = 1
     device: str = "auto"
     logger: Any = field(default_factory=lambda: ["console", "jsonl"])
-    project_name: str = "lineage"
-    experiment_name: str = "grpo"
+    project_name: str = unused("lineage")
+    experiment_name: str = unused("grpo")
     save_freq: int = -1
     test_freq: int = unused(-1)
     val_before_train: bool = unused(False)

@@ -1,8 +1,7 @@
 """Logical data-parallel size of the actor, as pure functions of the parallel sizes.
 
-The seeds' rule ("Training backend 中的 batch mapping"): FSDP divides the world by Ulysses SP whatever ``fsdp_size`` is,
-Megatron with static context parallelism divides it by TP x PP x CP, dynamic context parallelism reports 1. The
-rollout's tensor parallelism says how replicas occupy devices and never enters.
+The seeds' rule ("Training backend 中的 batch mapping"): FSDP divides the world by Ulysses SP whatever ``fsdp_size`` is.
+The rollout's tensor parallelism says how replicas occupy devices and never enters.
 """
 
 from __future__ import annotations
@@ -34,20 +33,11 @@ def fsdp_data_parallel_size(world: int, sp: int = 1) -> int:
     Raises:
         TopologyError: ``sp`` does not divide the world.
     """
-    return _quotient(world, sp, "Ulysses SP", f"ulysses_sequence_parallel_size={sp}")
-
-
-def megatron_data_parallel_size(world: int, tp: int = 1, pp: int = 1, cp: int = 1, *, dynamic_cp: bool = False) -> int:
-    """Actor DP under Megatron: ``world / (tp * pp * cp)``, or 1 with dynamic context parallelism.
-
-    Expert parallelism re-uses these ranks for other groups, so it is no argument.
-
-    Raises:
-        TopologyError: the model-parallel sizes do not divide the world.
-    """
-    if dynamic_cp:
-        return 1
-    return _quotient(world, tp * pp * cp, "TP x PP x CP", f"{tp} x {pp} x {cp}")
+    if sp < 1 or world % sp:
+        raise TopologyError(
+            f"world size {world} does not divide by ulysses_sequence_parallel_size={sp}: choose a divisor of it"
+        )
+    return world // sp
 
 
 def embedded_topology(nnodes: int, n_gpus_per_node: int) -> Topology:
@@ -62,9 +52,3 @@ def embedded_topology(nnodes: int, n_gpus_per_node: int) -> Topology:
 def topology_of(config: Any) -> Topology:
     """The embedded topology of a resolved trainer configuration."""
     return embedded_topology(config.trainer.nnodes, config.trainer.n_gpus_per_node)
-
-
-def _quotient(world: int, divisor: int, what: str, sizes: str) -> int:
-    if divisor < 1 or world % divisor:
-        raise TopologyError(f"world size {world} does not divide by {what} ({sizes}): choose sizes whose product does")
-    return world // divisor

@@ -1,4 +1,4 @@
-"""A small clean trace, and the folder of the generator."""
+"""For every test: property tests without a clock, a small clean trace, and the folder of its generator."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
-_BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+_BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 if str(_BENCHMARKS) not in sys.path:
     sys.path.insert(0, str(_BENCHMARKS))
 
 import synthetic  # noqa: E402
+
+# a shared machine may be slow at any moment, so property tests are not timed
+settings.register_profile("lineage", deadline=None)
+settings.load_profile("lineage")
 
 
 @pytest.fixture(scope="session")
