@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +20,7 @@ from rich.console import Console
 from lineage.checks.verdict import ExitCode
 from lineage.cli.places import RUNS
 from lineage.errors import MissingExtraError, UserError
-from lineage.run import TRACE_FILE, new_run_folder
+from lineage.run import LATEST, TRACE_FILE, new_run_folder, point_latest
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -185,6 +186,8 @@ def _run(config: DictConfig, console: Console) -> Summary:
             _close(recorder, error)
         except BaseException as error:
             _close(recorder, error)
+            if isinstance(error, UserError) and not _is_latest(folder):
+                shutil.rmtree(folder, ignore_errors=True)  # it never began: the last run stays the latest
             raise
         else:
             recorder.close()
@@ -203,11 +206,16 @@ def _close(recorder: AnyRecorder, error: BaseException) -> None:
         recorder.close(error)
 
 
+def _is_latest(folder: Path) -> bool:
+    return (folder.parent / LATEST).resolve() == folder.resolve()
+
+
 async def _train(config: DictConfig, folder: Path, tracking: Tracking) -> None:
     from lineage.trainer.grpo import PPOTrainerSync
 
     trainer = PPOTrainerSync(config, folder=folder, tracking=tracking)
     await trainer.init()
+    point_latest(folder)
     tracking.begin(trainer.total_training_steps)
     await trainer.fit()
 

@@ -58,7 +58,7 @@ def compact(folder: Path, closing: str | None = None) -> Path:
     if parts is None:
         if target.exists():
             return target
-        raise UserError(f"no parts to compact under {folder}: expected {PARTS}/*{SEALED_SUFFIX}")
+        raise UserError(f"no parts to compact under {folder}: expected {PARTS}/ as a recorder leaves it")
     for path in parts.glob(f"*{STATE_SUFFIX}"):
         state = _state_or_none(path)
         if state is not None and state["process"] != closing and _is_written(state):

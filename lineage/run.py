@@ -96,7 +96,7 @@ def git_revision() -> str | None:
 
 
 def new_run_folder(root: Path) -> Path:
-    """Make ``root/<date-time-xxxx>/`` and point ``root/latest`` to it; never an existing one.
+    """Make ``root/<date-time-xxxx>/``, never an existing one.
 
     Raises:
         UserError: the folder cannot be made.
@@ -110,7 +110,6 @@ def new_run_folder(root: Path) -> Path:
                 break
             except FileExistsError:
                 continue
-        _point_latest(root, folder.name)
     except OSError as error:
         raise UserError(
             f"cannot make a run folder under {root}: {error.strerror or error}; start from a folder you can write"
@@ -118,8 +117,8 @@ def new_run_folder(root: Path) -> Path:
     return folder
 
 
-def _point_latest(root: Path, name: str) -> None:
-    """Swap the link in one step, so that a reader never finds it missing."""
-    temporary = root / f".{LATEST}-{secrets.token_hex(4)}"
-    os.symlink(name, temporary)
-    os.replace(temporary, root / LATEST)
+def point_latest(folder: Path) -> None:
+    """Make ``latest`` beside a run folder mean that run, in one step: a reader never finds the link missing."""
+    temporary = folder.parent / f".{LATEST}-{secrets.token_hex(4)}"
+    os.symlink(folder.name, temporary)
+    os.replace(temporary, folder.parent / LATEST)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +13,8 @@ from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+logger = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -77,7 +81,7 @@ class ConsoleLogger:
 class JsonlLogger:
     """One JSON object a step, written through at once: ``{"step": 1, "critic/score/mean": 0.1, ...}``.
 
-    A number JSON lacks (NaN, infinity) is written as null.
+    A number JSON lacks (NaN, infinity) is written as null. A disk that refuses a line ends the file, not the training.
     """
 
     def __init__(self, path: Path) -> None:
@@ -89,12 +93,19 @@ class JsonlLogger:
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Append the step's line."""
         values = {name: _number(value) for name, value in metrics.items()}
-        self._file.write(json.dumps({"step": step, **values}) + "\n")
-        self._file.flush()
+        if self._file.closed:
+            return
+        try:
+            self._file.write(json.dumps({"step": step, **values}) + "\n")
+            self._file.flush()
+        except OSError as error:
+            logger.warning("metrics end before step %d: %s", step, error)
+            self.close()
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # what is still buffered meets the same full disk
+            self._file.close()
 
 
 class Tracking:

@@ -9,7 +9,7 @@ import torch
 from omegaconf import OmegaConf
 
 from lineage import hooks
-from lineage.hooks import Weights
+from lineage.hooks import UserError, Weights
 from lineage.trainer.actor import ActorRolloutRefWorker, resident_copy
 from lineage.trainer.agent_loop import AgentLoopManager, AgentLoopWorker, LoopContext, agent_loop
 from lineage.trainer.config import need_reference_policy
@@ -163,7 +163,13 @@ def use_few_threads(module: torch.nn.Module) -> None:
 
 
 def device_of(name: str) -> str:
-    """``trainer.device``: ``auto`` takes CUDA when there is one."""
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    """``trainer.device``: ``auto`` takes CUDA when there is one.
+
+    Raises:
+        UserError: a CUDA device where this torch sees none.
+    """
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(f"trainer.device={name}: torch sees no CUDA device here; take trainer.device=auto or cpu")
+    return name

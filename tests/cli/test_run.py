@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 from omegaconf import OmegaConf
 from typer.testing import CliRunner
 
@@ -62,6 +63,23 @@ def test_trains_traces_checks_and_says_what_next(invoke, tmp_path):
     assert re.search(r"^KEY001 .* pass ", result.output, re.M)
     assert f"next: lineage check {trace}" in result.output
     assert "\x1b" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("data.train_files=nowhere.jsonl", r"nowhere\.jsonl: no such file"),
+        ("trainer.device=cuda", r"trainer\.device=cuda: torch sees no CUDA device"),
+    ],
+)
+def test_a_run_that_never_began_hides_nothing(invoke, override, line):
+    """A mistake found while building is the user's error; the last good run stays the latest, alone."""
+    if override == "trainer.device=cuda" and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    assert invoke(*SMALL).exit_code == 0
+    before = sorted(Path("runs").iterdir())
+    assert re.search(line, said(invoke(*SMALL, override)))
+    assert sorted(Path("runs").iterdir()) == before
 
 
 def test_runs_never_overwrite_each_other(invoke):
@@ -219,7 +237,7 @@ def test_another_error_is_not_hidden(invoke, monkeypatch):
     monkeypatch.setattr(run_module, "_train", broken)
     result = invoke(*SMALL)
     assert isinstance(result.exception, RuntimeError)
-    assert Path("runs/latest").resolve().is_dir()
+    assert len(list(Path("runs").iterdir())) == 1
 
 
 def test_help_lists_every_group_with_keys_that_exist(invoke):

@@ -57,3 +57,15 @@ def test_only_the_named_loggers_run(tmp_path):
     assert list(tmp_path.iterdir()) == []
     assert tracking.values("critic/score/mean") == [0.25, 0.5]
     assert tracking.values("absent") == []
+
+
+def test_a_full_disk_ends_the_file_and_not_the_training(tmp_path, caplog):
+    """A line the disk refuses is a warning; later steps are still tracked."""
+    with Tracking(["jsonl"], tmp_path) as tracking:
+        tracking.begin(2)
+        (jsonl,) = tracking._loggers
+        jsonl._file = open("/dev/full", "a")  # noqa: SIM115 - the logger closes it
+        tracking.log(METRICS, 1)
+        tracking.log(METRICS, 2)
+    assert "metrics end before step 1" in caplog.text
+    assert [step for step, _ in tracking.history] == [1, 2]
