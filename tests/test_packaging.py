@@ -71,6 +71,15 @@ def test_gate_loads_without_torch(module: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_every_module_of_the_core_is_held_by_the_strict_settings() -> None:
+    """Each module of lineage/ is in mypy's strict list and in the import linter's contract for the core."""
+    modules = {f"lineage.{path.stem}" for path in (ROOT / "lineage").glob("*.py") if path.stem != "__init__"}
+    strict = set(PYPROJECT["tool"]["mypy"]["overrides"][0]["module"])
+    core = set(PYPROJECT["tool"]["importlinter"]["contracts"][0]["source_modules"])
+    assert modules <= strict
+    assert modules <= core
+
+
 def test_version_is_one() -> None:
     """The package and its metadata say the same version."""
     import lineage
