@@ -30,15 +30,7 @@ _TYPES = {column.name: column for column in COLUMNS}
 
 def init_rows(size: Size) -> list[Row]:
     """Rows before the first step: the topology the actor's backend reports, the weights the run starts from."""
-    topology = {
-        "backend": "fsdp",
-        "world_size": size.dp,
-        "reported_dp": size.dp,
-        "fsdp_size": -1,
-        "sp": 1,
-        "rollout_tp": 1,
-        "rollout_dp": size.dp,
-    }
+    topology = size.topology()
     names = np.array([f"layer.{i}" for i in range(16)], dtype=object)
     start = {"global_steps": 0}
     return [

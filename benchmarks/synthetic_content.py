@@ -25,6 +25,18 @@ class Size:
     dp: int = 2
     padding: int = 0
 
+    def topology(self) -> dict[str, Any]:
+        """What the actor's backend reports of this layout."""
+        return {
+            "backend": "fsdp",
+            "world_size": self.dp,
+            "reported_dp": self.dp,
+            "fsdp_size": -1,
+            "sp": 1,
+            "rollout_tp": 1,
+            "rollout_dp": self.dp,
+        }
+
 
 @dataclass
 class Row:

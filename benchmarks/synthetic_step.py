@@ -197,15 +197,7 @@ class Step(Trajectories):
         self.many("update_actor", "consume", names, order, queue=True, consumer="actor")
         for dp, part in enumerate(np.array_split(order, size.dp)):
             self.say("update_actor", "dispatch", "key", key=self.keys[part], coord={"dp": dp})
-        topology = {
-            "backend": "fsdp",
-            "world_size": size.dp,
-            "reported_dp": size.dp,
-            "fsdp_size": -1,
-            "sp": 1,
-            "rollout_tp": 1,
-            "rollout_dp": size.dp,
-        }
+        topology = size.topology()
         for mini, rows in enumerate(np.array_split(order, size.mini_batches)):
             attrs = [("global_batch_size", str(len(rows))), ("dp_size", str(size.dp))]
             where: dict[str, Any] = {"ppo_epoch": 0, "mini_batch": mini, "update_index": mini}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,6 @@ class Recorder(StageScopes):
             raise RecorderError(f"{self.folder} already holds a trace: record each run into a folder of its own")
         self.info = info
         self.elements = Elements()
-        self.on_step_sealed: Callable[[int, pa.RecordBatch], None] | None = None
         self._constants: dict[str, Any] = {"run_id": info.run_id, "process": process, "rank": rank}
         self._coord = dict(coord) if coord else None
         self._reuse = reuse
@@ -136,8 +135,6 @@ class Recorder(StageScopes):
                     state["steps"].append(step)
                 if self._writer.gone_through is not None:
                     state["steps"] = [kept for kept in state["steps"] if kept > self._writer.gone_through]
-                if self.on_step_sealed is not None:
-                    self.on_step_sealed(step, batch)
         self._state.write()
 
     def close(self, error: BaseException | None = None) -> Path | None:
