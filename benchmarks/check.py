@@ -55,12 +55,12 @@ def measure(path: Path, threads: int) -> dict[str, float]:
     """Check one trace in this process; importing the libraries is not counted."""
     import pandas  # noqa: F401  pyarrow and duckdb load it when they first meet an array
 
-    from lineage.checks import check_path
+    from lineage.checks import check
 
     began, cpu = time.perf_counter(), time.process_time()
-    report = check_path(path, threads=threads)
+    report = check(path, threads=threads)
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
-    if report.exit_code():
+    if report.exit_code:
         raise SystemExit(f"the synthetic trace is not clean: {report.headline}")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {"facts": report.facts, "rows": report.rows, "seconds": seconds, "cpu": cpu, "peak": peak}

@@ -26,7 +26,7 @@ class Headline:
         invariant: the contract that broke there.
         violation: the first violation.
         keys: elements of that event that are at fault, in order, at most a thousand.
-        count: violating elements of this code in the whole trace.
+        count: violating elements of this code in the whole trace, without accepted ones.
         consequences: the other failed codes, in order of their first event.
     """
 
@@ -38,9 +38,9 @@ class Headline:
 
 
 def headline(verdicts: Sequence[Verdict], invariants: Sequence[Invariant]) -> Headline | None:
-    """The headline of a report, or None when nothing failed."""
+    """The headline of a report, or None when nothing failed that is not accepted."""
     known = {one.code: one for one in invariants}
-    failed = {verdict.code: verdict for verdict in verdicts if verdict.kind is Kind.FAIL and verdict.first}
+    failed = {verdict.code: verdict for verdict in verdicts if verdict.kind is Kind.FAIL and verdict.new}
     if not failed:
         return None
     follows = {code: _cause(code, failed, known) for code in failed}
@@ -50,11 +50,15 @@ def headline(verdicts: Sequence[Verdict], invariants: Sequence[Invariant]) -> He
     root = min(roots, key=lambda code: (_first(failed[code]).ord, -explained[code], code))
     first = _first(failed[root])
     keys = tuple(
-        dict.fromkeys(one.key for one in failed[root].violations if one.ord == first.ord and one.key is not None)
+        dict.fromkeys(
+            one.key
+            for one in failed[root].violations
+            if one.ord == first.ord and one.accepted == first.accepted and one.key is not None
+        )
     )
     rest = sorted((code for code in failed if code != root), key=lambda code: (_first(failed[code]).ord, code))
-    consequences = tuple(Consequence(code, failed[code].errors, follows[code]) for code in rest)
-    return Headline(known[root], first, keys, failed[root].errors, consequences)
+    consequences = tuple(Consequence(code, failed[code].new, follows[code]) for code in rest)
+    return Headline(known[root], first, keys, failed[root].new, consequences)
 
 
 def _cause(code: str, failed: dict[str, Verdict], known: dict[str, Invariant], depth: int = 0) -> str:

@@ -96,43 +96,60 @@ def catalogue() -> tuple[Invariant, ...]:
     return tuple(parse(file.read_text("utf-8"), file.name) for file in sorted(FOLDER.glob("*.sql")))
 
 
-def get(code: str) -> Invariant:
+def available(folders: Sequence[Path] = ()) -> tuple[Invariant, ...]:
+    """The catalogue, and the user's own invariants in these folders."""
+    return catalogue()
+
+
+def get(code: str, known: Sequence[Invariant] | None = None) -> Invariant:
     """The invariant of this code, in any case.
+
+    Args:
+        code: such as ``KEY001``.
+        known: where to look; the catalogue when None.
 
     Raises:
         CatalogueError: nobody knows it; the nearest one is named.
     """
-    for invariant in catalogue():
+    found = catalogue() if known is None else known
+    for invariant in found:
         if invariant.code == code.upper():
             return invariant
-    raise CatalogueError(_unknown(code))
+    raise CatalogueError(_unknown(code, found))
 
 
-def select(chosen: Sequence[str] = (), ignored: Sequence[str] = ()) -> tuple[Invariant, ...]:
+def select(
+    chosen: Sequence[str] = (), ignored: Sequence[str] = (), known: Sequence[Invariant] | None = None
+) -> tuple[Invariant, ...]:
     """Invariants of these codes or families, less the ignored ones; all when none is chosen.
+
+    Args:
+        chosen: codes or families, in any case.
+        ignored: likewise.
+        known: where to choose from; the catalogue when None.
 
     Raises:
         CatalogueError: a name that is neither a code nor a family.
     """
-    keep, drop = _expand(chosen), _expand(ignored)
-    return tuple(one for one in catalogue() if (not chosen or one.code in keep) and one.code not in drop)
+    found = catalogue() if known is None else tuple(known)
+    keep, drop = _expand(chosen, found), _expand(ignored, found)
+    return tuple(one for one in found if (not chosen or one.code in keep) and one.code not in drop)
 
 
-def _expand(names: Iterable[str]) -> set[str]:
+def _expand(names: Iterable[str], known: Sequence[Invariant]) -> set[str]:
     codes: set[str] = set()
     for name in names:
-        for part in filter(None, (piece.strip().upper() for piece in name.split(","))):
-            found = {one.code for one in catalogue() if part in (one.code, one.family)}
-            if not found:
-                raise CatalogueError(_unknown(part))
-            codes |= found
+        found = {one.code for one in known if name.upper() in (one.code, one.family)}
+        if not found:
+            raise CatalogueError(_unknown(name, known))
+        codes |= found
     return codes
 
 
-def _unknown(name: str) -> str:
-    known = [one.code for one in catalogue()] + sorted({one.family for one in catalogue()})
-    near = get_close_matches(name.upper(), known, n=1, cutoff=0.5)
-    return f"no invariant {name!r}" + (f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}")
+def _unknown(name: str, known: Sequence[Invariant]) -> str:
+    names = [one.code for one in known] + sorted({one.family for one in known})
+    near = get_close_matches(name.upper(), names, n=1, cutoff=0.7)
+    return f"no invariant {name!r}" + (f"; did you mean {near[0]}?" if near else f"; known: {', '.join(names)}")
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
@@ -35,6 +34,7 @@ class Violation:
         ord: position of the event in the order of the whole trace.
         key: trajectory key, uid or metric; None where the row as a whole is at fault.
         severity: ``error`` or ``warning``.
+        accepted: known from a baseline, or under a threshold: it does not count for the exit code.
     """
 
     run_id: str
@@ -50,6 +50,17 @@ class Violation:
     detail: str | None
     severity: str
     ord: int
+    accepted: bool = False
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where violations of one code happen: the place in the step, whichever its trajectories; and how many."""
+
+    stage: str
+    op: str
+    field: str
+    count: int
 
 
 @dataclass(frozen=True)
@@ -58,11 +69,13 @@ class Verdict:
 
     Attributes:
         code: the invariant's code.
-        kind: which of the five.
+        kind: which of the five. A baseline or a threshold does not change it: it is what the trace shows.
         examined: facts looked at.
         errors: violating elements that count.
         warnings: violating elements that do not.
+        accepted: of the errors, those a baseline or a threshold accepts.
         violations: the first of them in order, at most a thousand.
+        sites: all errors by the place in the step they happen at.
         needed: what was missing, for ``not_applicable``; what is torn, and was missing for it, for ``incomplete``.
         seconds: time it took.
     """
@@ -73,30 +86,18 @@ class Verdict:
     errors: int = 0
     warnings: int = 0
     violations: tuple[Violation, ...] = ()
+    sites: tuple[Site, ...] = ()
     needed: str = ""
     seconds: float = 0.0
+    accepted: int = 0
+
+    @property
+    def new(self) -> int:
+        """Errors nobody has accepted."""
+        return self.errors - self.accepted
 
     @property
     def first(self) -> Violation | None:
-        """The first violation in order, an error before a warning."""
-        errors = [violation for violation in self.violations if violation.severity == "error"]
-        return next(iter(errors or self.violations), None)
-
-
-def exit_code(verdicts: Iterable[Verdict], allow_incomplete: bool = False, required: Iterable[str] = ()) -> ExitCode:
-    """The exit code of a report.
-
-    Args:
-        verdicts: of all checks run.
-        allow_incomplete: an incomplete trace is then as good as a pass.
-        required: codes that must have been examined; to have looked at nothing is then a violation.
-    """
-    found = list(verdicts)
-    must = set(required)
-    if any(verdict.kind is Kind.FAIL for verdict in found):
-        return ExitCode.VIOLATIONS
-    if any(verdict.code in must and not verdict.examined for verdict in found):
-        return ExitCode.VIOLATIONS
-    if not allow_incomplete and any(verdict.kind is Kind.INCOMPLETE for verdict in found):
-        return ExitCode.INCOMPLETE
-    return ExitCode.PASS
+        """The first violation in order, one that is not accepted before the others, an error before a warning."""
+        order = sorted(self.violations, key=lambda one: (one.severity != "error", one.accepted))
+        return next(iter(order), None)

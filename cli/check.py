@@ -2,90 +2,176 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from lineage.checks import ExitCode, Report, check_path, select
-from lineage.checks.catalogue import Invariant, get
-from lineage.checks.formats.json import to_dict
-from lineage.checks.formats.text import to_text
+from lineage.checks.baseline import Baseline, Match
+from lineage.checks.formats import FORMATS
+from lineage.checks.formats.text import render
+from lineage.checks.gate import Gate
+from lineage.checks.policy import worst
+from lineage.checks.report import Outcome, Refused, Report
+from lineage.checks.settings import Settings, SettingsError, counts, find, load, names
+from lineage.cli.outputs import outputs, write
 from lineage.cli.places import LATEST_RUN
 from lineage.errors import UserError
-
-_WORST_FIRST = (ExitCode.UNUSABLE, ExitCode.VIOLATIONS, ExitCode.INCOMPLETE, ExitCode.PASS)
 
 
 def check_command(
     traces: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Argument(
-            help=f"Parquet files, run folders or globs; {LATEST_RUN} when none is given.", show_default=False
+            help=f"Parquet files, run folders, globs or URLs; {LATEST_RUN} when none is given.", show_default=False
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Leave out what passed.")] = False,
     chosen: Annotated[
-        list[str] | None, typer.Option("--select", help="Codes or families (KEY, LEN001), repeatable.")
+        list[str] | None, typer.Option("--select", help="Codes or families (KEY, LEN001) to run.", show_default=False)
     ] = None,
-    ignored: Annotated[list[str] | None, typer.Option("--ignore", help="Codes or families to leave out.")] = None,
+    ignored: Annotated[
+        list[str] | None, typer.Option("--ignore", help="Codes or families to leave out.", show_default=False)
+    ] = None,
     required: Annotated[
-        list[str] | None, typer.Option("--require", help="A code that must have been examined, else exit 1.")
+        list[str] | None,
+        typer.Option(
+            "--require",
+            metavar="CODE[=N]",
+            help="A code that must examine N facts (1), else exit 1.",
+            show_default=False,
+        ),
+    ] = None,
+    max_violations: Annotated[
+        list[str] | None,
+        typer.Option("--max-violations", metavar="CODE=N", help="Let so many violations through.", show_default=False),
+    ] = None,
+    max_warnings: Annotated[
+        int | None, typer.Option("--max-warnings", min=0, help="Exit 1 on more warnings than this.")
     ] = None,
     allow_incomplete: Annotated[
-        bool, typer.Option("--allow-incomplete", help="An incomplete trace is as good as a pass.")
-    ] = False,
+        bool | None, typer.Option("--allow-incomplete", help="An incomplete trace is as good as a pass.")
+    ] = None,
     exit_zero: Annotated[
-        bool, typer.Option("--exit-zero", help="Exit 0 whatever is found; unusable input still exits 2.")
+        bool | None, typer.Option("--exit-zero", help="Exit 0 whatever is found; unusable input still exits 2.")
+    ] = None,
+    baseline: Annotated[
+        Path | None, typer.Option("--baseline", help="File of known violations: only new ones fail.")
+    ] = None,
+    update_baseline: Annotated[
+        bool, typer.Option("--update-baseline", help="Write what is found to the baseline file, and accept it.")
     ] = False,
+    baseline_match: Annotated[
+        Match | None,
+        typer.Option(
+            "--baseline-match",
+            help="For --update-baseline: know a violation by its key, or count them by site.",
+            show_default=False,
+        ),
+    ] = None,
+    checks: Annotated[
+        list[Path] | None, typer.Option("--checks", help="Folder of your own .sql invariants.", show_default=False)
+    ] = None,
+    forms: Annotated[
+        list[str] | None,
+        typer.Option("--format", metavar="|".join(FORMATS), help="Format of the report: text.", show_default=False),
+    ] = None,
+    files: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="[FORMAT=]FILE",
+            help="Write the report there instead of printing it.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Short for --format json.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="In text, leave out what passed.")] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="Settings file, instead of the nearest pyproject.toml or lineage.toml."),
+    ] = None,
 ) -> None:
-    """Check traces: exit 0 pass, 1 violations, 2 unusable input, 3 incomplete."""
-    invariants = select(chosen or (), ignored or ())
-    must = [get(code).code for name in required or () for code in name.split(",") if code.strip()]
-    unseen = [code for code in must if code not in {one.code for one in invariants}]
-    if unseen:
-        raise UserError(f"--require {', '.join(unseen)}: left out by --select or --ignore")
-    reports, codes = _reports(traces or [LATEST_RUN], invariants)
-    _print(reports, as_json=as_json, quiet=quiet, many=len(traces or ()) > 1)
-    codes += [report.exit_code(allow_incomplete, must) for report in reports]
-    raise typer.Exit(leave(codes, exit_zero))
+    """Check traces: which invariant broke, first where, for which trajectories.
+
+    --select, --ignore, --require, --max-violations, --checks, --format and --output may be repeated; the codes also
+    stand between commas. Settings come from [tool.lineage] in the nearest pyproject.toml, or from lineage.toml; the
+    command line wins.
+    """
+    settings = _merged(
+        _settings(config),
+        {
+            "select": names(chosen) if chosen else None,
+            "ignore": names(ignored) if ignored else None,
+            "baseline": baseline,
+            "baseline_match": baseline_match,
+            "checks": tuple(checks) if checks else None,
+            "format": ("json",) if as_json else names(forms) if forms else None,
+            "output": tuple(files) if files else None if not (forms or as_json) else (),
+        },
+        {
+            "require": _counts("--require", required, default=1),
+            "max_violations": _counts("--max-violations", max_violations),
+            "max_warnings": max_warnings,
+            "allow_incomplete": allow_incomplete,
+            "exit_zero": exit_zero,
+        },
+    )
+    if update_baseline and settings.baseline is None:
+        raise UserError("--update-baseline: say which file, as in --baseline lineage-baseline.json")
+    where = outputs(settings.format, settings.output, quiet)
+    paths = traces or [str(LATEST_RUN)]
+    outcomes = _update(settings, paths) if update_baseline else Gate.of(settings).judge_all(paths)
+    for refused in outcomes:
+        if isinstance(refused, Refused):
+            print(f"error: {refused.message}", file=sys.stderr)
+    write(outcomes, where)
+    raise typer.Exit(int(worst([one.exit_code for one in outcomes])))
 
 
 def check_trace(trace: Path, *, quiet: bool = False, as_json: bool = False) -> int:
     """Check one trace, print the report (to stderr under ``as_json``) and return the exit code."""
-    report = check_path(trace)
-    typer.echo(to_text(report, quiet), err=as_json)
-    return int(report.exit_code())
+    outcomes = Gate.of(Settings()).judge_all([trace])
+    typer.echo(render(outcomes, quiet), err=as_json)
+    return int(worst([one.exit_code for one in outcomes]))
 
 
-def leave(codes: Iterable[ExitCode], exit_zero: bool = False) -> int:
-    """One exit code for several traces: 2 beats 1 beats 3 beats 0."""
-    found = set(codes)
-    worst = next((code for code in _WORST_FIRST if code in found), ExitCode.PASS)
-    return int(ExitCode.PASS if exit_zero and worst is not ExitCode.UNUSABLE else worst)
+def _settings(config: Path | None) -> Settings:
+    if config is not None and not config.is_file():
+        raise SettingsError(f"{config}: no such settings file")
+    file = config or find(Path.cwd())
+    return Settings() if file is None else load(file)
 
 
-def _reports(paths: Sequence[Path], invariants: Sequence[Invariant]) -> tuple[list[Report], list[ExitCode]]:
-    reports: list[Report] = []
-    codes: list[ExitCode] = []
-    for path in paths:
-        try:
-            reports.append(check_path(path, invariants))
-        except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
-            codes.append(ExitCode.UNUSABLE)
-    return reports, codes
+def _merged(settings: Settings, said: dict[str, Any], policy: dict[str, Any]) -> Settings:
+    """The settings with what the command line says in place of what the file says."""
+    kept = {name: value for name, value in said.items() if value is not None}
+    changed = replace(settings.policy, **{name: value for name, value in policy.items() if value is not None})
+    return replace(settings, policy=changed, **kept)
 
 
-def _print(reports: Sequence[Report], *, as_json: bool, quiet: bool, many: bool) -> None:
-    if as_json:
-        said = [to_dict(report) for report in reports]
-        if said or many:
-            typer.echo(json.dumps(said if many else said[0], indent=2))
-        return
-    for number, report in enumerate(reports):
-        typer.echo(("\n" if number else "") + to_text(report, quiet))
+def _counts(option: str, said: list[str] | None, default: int | None = None) -> dict[str, int] | None:
+    try:
+        return counts(said, default) if said else None
+    except ValueError as error:
+        raise UserError(f"{option} {error}") from error
+
+
+def _update(settings: Settings, paths: list[str]) -> list[Outcome]:
+    """Judge, write what is found to the baseline, and judge by it; untouched when a trace could not be read."""
+    assert settings.baseline is not None
+    plain = Gate.of(replace(settings, baseline=None))
+    outcomes = plain.judge_all(paths)
+    if any(isinstance(one, Refused) for one in outcomes):
+        return outcomes
+    reports = [one for one in outcomes if isinstance(one, Report)]
+    found = Baseline.of(reports, settings.baseline_match)
+    if settings.baseline.exists():
+        found = found.keeping(Baseline.load(settings.baseline), [one.code for one in plain.invariants])
+    found.save(settings.baseline)
+    count = sum(known.count for known in found.known.values())
+    print(f"baseline {settings.baseline}: {count:,} violation{'' if count == 1 else 's'} accepted", file=sys.stderr)
+    gate = replace(plain, baseline=found)
+    return [gate.apply(report) for report in reports]

@@ -24,7 +24,7 @@ from sample_faults import FAULTS, Fault
 from transformers.utils.logging import disable_progress_bar
 
 from lineage import hooks
-from lineage.checks import check_path
+from lineage.checks import check
 from lineage.run import TRACE_FILE
 from lineage.trainer.config import adapt_to_embedded, compose, resolved, validate_config
 from lineage.trainer.grpo import PPOTrainerSync
@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     disable_progress_bar()
     for code in named:
         made = make(path_of(None if code == "good" else code), FAULTS.get(code))
-        head = check_path(made).headline
+        head = check(made).headline
         says = f"{head.invariant.code} in {head.violation.stage}" if head else "clean"
         print(f"{made.relative_to(SAMPLES)}  {made.stat().st_size / 1000:.0f} kB  {says}")
 

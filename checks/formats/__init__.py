@@ -1,8 +1,16 @@
-"""Output formats of a report: ``text`` for people, ``json`` for programs."""
+"""Output formats of a check: each renders the outcomes of all traces as one text."""
 
 from __future__ import annotations
 
-from lineage.checks.formats.json import to_json
-from lineage.checks.formats.text import to_text
+from collections.abc import Callable, Sequence
 
-__all__ = ["to_json", "to_text"]
+from lineage.checks.formats import json, text
+from lineage.checks.report import Outcome
+
+#: what ``--format`` takes
+FORMATS: dict[str, Callable[[Sequence[Outcome]], str]] = {
+    "text": text.render,
+    "json": json.render,
+}
+
+__all__ = ["FORMATS"]

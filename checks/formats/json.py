@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
-from lineage.checks.engine import Report
+from lineage.checks.report import Outcome, Refused, Report
 from lineage.checks.verdict import Verdict, Violation
 
 FORMAT_VERSION = 1
 
 
-def to_json(report: Report, indent: int | None = 2) -> str:
-    """The report as one JSON object."""
-    return json.dumps(to_dict(report), indent=indent)
+def render(outcomes: Sequence[Outcome]) -> str:
+    """One JSON object for one trace, a list of them for several."""
+    said = [_refused(one) if isinstance(one, Refused) else to_dict(one) for one in outcomes]
+    return json.dumps(said[0] if len(said) == 1 else said, indent=2)
+
+
+def _refused(refused: Refused) -> dict[str, Any]:
+    return {
+        "format": FORMAT_VERSION,
+        "path": str(refused.path),
+        "error": refused.message,
+        "exit_code": int(refused.exit_code),
+    }
 
 
 def to_dict(report: Report) -> dict[str, Any]:
@@ -28,7 +39,7 @@ def to_dict(report: Report) -> dict[str, Any]:
         "facts": report.facts,
         "steps": report.steps,
         "incomplete": report.state or None,
-        "exit_code": int(report.exit_code()),
+        "exit_code": int(report.exit_code),
         "headline": None
         if head is None
         else {
@@ -44,6 +55,8 @@ def to_dict(report: Report) -> dict[str, Any]:
             ],
         },
         "verdicts": [_verdict(verdict) for verdict in report.verdicts],
+        "complaints": list(report.complaints),
+        "notes": list(report.notes),
         "seconds": round(report.seconds, 3),
     }
 
@@ -54,6 +67,7 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
         "verdict": verdict.kind.value,
         "examined": verdict.examined,
         "violations": verdict.errors,
+        "accepted": verdict.accepted,
         "warnings": verdict.warnings,
         "needed": verdict.needed or None,
         "first": _violation(verdict.first) if verdict.first is not None else None,

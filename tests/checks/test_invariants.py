@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from faults import FAULTS, change, pick
 
-from lineage.checks import Kind, catalogue, check_path, select
+from lineage.checks import Kind, check
+from lineage.checks.catalogue import catalogue
 from lineage.fingerprint import fingerprint_strings
 
 
@@ -17,10 +18,10 @@ def test_every_code_has_a_fault():
 
 def test_a_clean_trace_passes_every_code(rows, write):
     """On a clean trace with padding rows every code passes and says how much it examined."""
-    report = check_path(write(rows))
+    report = check(write(rows))
     assert {(v.code, v.kind) for v in report.verdicts} == {(one.code, Kind.PASS) for one in catalogue()}
     assert all(verdict.examined > 0 for verdict in report.verdicts)
-    assert report.exit_code() == 0
+    assert report.exit_code == 0
     assert report.headline is None
 
 
@@ -29,10 +30,10 @@ def test_a_fault_makes_its_code_the_headline(code, rows, write):
     """The report on a faulty trace leads with the fault's own code, at the stage where it happened."""
     mutate, stage = FAULTS[code]
     mutate(rows)
-    report = check_path(write(rows))
+    report = check(write(rows))
     assert report.headline is not None
     assert (report.headline.invariant.code, report.headline.violation.stage) == (code, stage)
-    assert report.exit_code() == 1
+    assert report.exit_code == 1
     violation = report.headline.violation
     assert violation.expected != violation.actual
 
@@ -43,7 +44,7 @@ def test_a_queue_fault_folds_what_follows_from_it(rows, write):
         if (row.stage, row.op, row.field) == ("update_actor", "consume", "input_ids"):
             row.lists["valid_length"] = row.lists["valid_length"] - 1
             row.lists["fingerprint"] = row.lists["fingerprint"] + np.uint64(1)
-    report = check_path(write(rows))
+    report = check(write(rows))
     assert report.headline is not None
     assert report.headline.invariant.code == "QUE003"
     assert {one.code: one.follows for one in report.headline.consequences} == {"LEN002": "QUE003", "TOK001": "QUE003"}
@@ -59,10 +60,10 @@ def test_a_uid_with_an_underscore_is_a_warning(rows, write):
             if row.field == "uid" and row.entity == "trajectory":
                 uids = [key.rsplit("_", 2)[0] for key in keys]
                 row.lists["fingerprint"] = fingerprint_strings(uids)
-    report = check_path(write(rows), select(["KEY001"]))
+    report = check(write(rows), select=["KEY001"])
     (verdict,) = report.verdicts
     assert (verdict.kind, verdict.errors, verdict.warnings) == (Kind.PASS, 0, 1)
-    assert report.exit_code() == 0
+    assert report.exit_code == 0
 
 
 def test_a_declared_smaller_mask_is_legal(rows, write):
@@ -72,9 +73,9 @@ def test_a_declared_smaller_mask_is_legal(rows, write):
     change(row, "mask_sum", at, 0)
     change(row, "mask_fingerprint", at, 0)
     row.lists["reason"] = [("truncated_masked" if i == at else None) for i in range(len(row))]
-    assert check_path(write(rows), select(["MSK002"])).exit_code() == 0
+    assert check(write(rows), select=["MSK002"]).exit_code == 0
     change(row, "mask_sum", at, 10_000)
-    assert check_path(write(rows), select(["MSK002"])).exit_code() == 1
+    assert check(write(rows), select=["MSK002"]).exit_code == 1
 
 
 def test_full_length_entropy_is_not_a_short_response(rows, write):
@@ -82,7 +83,7 @@ def test_full_length_entropy_is_not_a_short_response(rows, write):
     row = pick(rows, "old_log_prob", "produce", "entropy")
     assert row.scalars["span"] == "sequence"
     row.scalars["span"] = "response"
-    assert check_path(write(rows), select(["LEN001"])).exit_code() == 0
+    assert check(write(rows), select=["LEN001"]).exit_code == 0
 
 
 def test_a_missing_session_with_a_reason_is_not_reported(rows, write):
@@ -93,14 +94,14 @@ def test_a_missing_session_with_a_reason_is_not_reported(rows, write):
         if row.entity == "prompt" and "status" in row.lists and row.stage == "sample":
             keys = list(row.lists["key"])
             row.lists["status"] = ["failure" if key == uid else "finished" for key in keys]
-    assert check_path(write(rows), select(["KEY002"])).exit_code() == 0
+    assert check(write(rows), select=["KEY002"]).exit_code == 0
 
 
 def test_a_doubled_real_key_is_reported(rows, write):
     """A key handed to the step twice breaks uniqueness."""
     row = pick(rows, "sample", "produce", "key")
     row.lists = {name: np.concatenate([values, values[:1]]) for name, values in row.lists.items()}
-    report = check_path(write(rows), select(["KEY002"]))
+    report = check(write(rows), select=["KEY002"])
     assert report.headline is not None
     assert report.headline.violation.actual == "2 times"
 
@@ -122,4 +123,4 @@ def test_the_data_parallel_size_follows_from_the_backend(topology, reported, cod
         row.scalars.pop("topology", None)
         row.scalars.pop("map_attrs", None)
     rows[0].scalars["topology"] = topology | {"reported_dp": reported, "rollout_tp": 1}
-    assert check_path(write(rows), select(["TOP001"])).exit_code() == code
+    assert check(write(rows), select=["TOP001"]).exit_code == code

@@ -17,7 +17,8 @@ if str(_SCRIPTS) not in sys.path:
 from make_samples import SAMPLES, make, path_of  # noqa: E402
 from sample_faults import FAULTS  # noqa: E402
 
-from lineage.checks import Kind, catalogue, check_path  # noqa: E402
+from lineage.checks import Kind, check  # noqa: E402
+from lineage.checks.catalogue import catalogue  # noqa: E402
 from lineage.schema import COLUMNS  # noqa: E402
 from lineage.traces import TraceError, open_trace  # noqa: E402
 
@@ -34,21 +35,21 @@ def test_every_code_has_a_sample():
 
 def test_the_good_sample_passes_every_code():
     """It is complete and it pads, so no code is vacuous."""
-    report = check_path(path_of(None))
+    report = check(path_of(None))
     assert {verdict.code: verdict.kind for verdict in report.verdicts} == dict.fromkeys(CODES, Kind.PASS)
-    assert (report.exit_code(), report.state, report.steps) == (0, "", 2)
+    assert (report.exit_code, report.state, report.steps) == (0, "", 2)
 
 
 @pytest.mark.parametrize("code", CODES)
 def test_a_bad_sample_is_blamed_on_its_fault(code):
     """The report leads with the fault's code, in the stage and the step where the fault was made, and says why."""
     fault = FAULTS[code]
-    report = check_path(path_of(code))
+    report = check(path_of(code))
     assert report.headline is not None
     violation = report.headline.violation
     assert (report.headline.invariant.code, violation.stage, violation.global_steps) == (code, fault.stage, fault.step)
     assert violation.expected != violation.actual
-    assert (report.exit_code(), report.state) == (1, "")
+    assert (report.exit_code, report.state) == (1, "")
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -82,9 +83,9 @@ def test_a_trace_without_a_column_is_no_failure(column, tmp_path):
     pq.write_table(table.drop_columns([column]), path)
     if column in ("global_steps", "stage", "op", "field"):
         with pytest.raises(TraceError, match=f"not a lineage trace \\(no column {column}\\)"):
-            check_path(path)
+            check(path)
         return
-    kinds = {verdict.code: verdict.kind for verdict in check_path(path).verdicts}
+    kinds = {verdict.code: verdict.kind for verdict in check(path).verdicts}
     assert [code for code, kind in kinds.items() if kind is Kind.FAIL] == []
 
 

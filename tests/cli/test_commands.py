@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 
 from lineage import errors
-from lineage.cli.check import leave
+from lineage.checks.policy import worst
+from lineage.checks.verdict import ExitCode
 
 app_module = importlib.import_module("lineage.cli.app")  # the package has a function of that name
 compact_module = importlib.import_module("lineage.cli.compact")
@@ -125,9 +126,9 @@ def test_checking_never_imports_torch(trace_file):
 def test_an_interrupt_exits_130(trace_file):
     """Ctrl-C is neither a pass nor a violation."""
     code = (
-        "import lineage.cli.check as check\n"
+        "import lineage.checks.gate as gate\n"
         "def interrupted(*_, **__): raise KeyboardInterrupt\n"
-        "check.check_path = interrupted\n"
+        "gate.judge = interrupted\n"
         "import sys; sys.argv = ['lineage', 'check', sys.argv[1]]\n"
         "from lineage.cli import main; main()"
     )
@@ -166,6 +167,5 @@ def test_parts_that_cannot_be_compacted_are_one_line(error, tmp_path, monkeypatc
 
 
 def test_the_exit_code_is_the_worst_of_several_traces():
-    """2 beats 1 beats 3 beats 0; --exit-zero forgives all but unusable input."""
-    assert [leave(codes) for codes in ([0, 3], [3, 1], [1, 2, 3], [])] == [3, 1, 2, 0]
-    assert [leave(codes, exit_zero=True) for codes in ([3], [1], [2])] == [0, 0, 2]
+    """2 beats 1 beats 3 beats 0."""
+    assert [worst(list(map(ExitCode, codes))) for codes in ([0, 3], [3, 1], [1, 2, 3], [])] == [3, 1, 2, 0]

@@ -1,0 +1,129 @@
+"""Judging traces as a gate does: the chosen invariants, known violations accepted, and what that leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lineage.checks.baseline import Baseline
+from lineage.checks.blame import headline
+from lineage.checks.catalogue import CatalogueError, Invariant, available, select
+from lineage.checks.engine import judge
+from lineage.checks.policy import Policy
+from lineage.checks.report import Outcome, Refused, Report
+from lineage.checks.settings import Settings, counts, names
+from lineage.errors import UserError
+from lineage.traces import Trace, TraceError, open_trace
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A set of invariants and what is let through.
+
+    Attributes:
+        invariants: the chosen ones.
+        policy: what the exit code lets through.
+        baseline: known violations.
+    """
+
+    invariants: tuple[Invariant, ...]
+    policy: Policy
+    baseline: Baseline | None = None
+
+    @classmethod
+    def of(cls, settings: Settings, baseline: Baseline | None = None) -> Gate:
+        """The gate these settings describe.
+
+        Raises:
+            CatalogueError: a code nobody knows, or one that is required and left out.
+            BaselineError: the baseline file cannot be read.
+        """
+        known = available(settings.checks)
+        chosen = select(settings.select, settings.ignore, known)
+        policy = settings.policy
+        for option, codes in (("require", policy.require), ("max-violations", policy.max_violations)):
+            for code in codes:
+                select([code], known=known)  # one that nobody knows is a mistake
+                if not any(one.code == code for one in known):
+                    raise CatalogueError(f"{option} {code}: that is a family; name a code of it")
+        left_out = [code for code in policy.require if code not in {one.code for one in chosen}]
+        if left_out:
+            raise CatalogueError(f"require {', '.join(left_out)}: left out by select or ignore")
+        if baseline is None and settings.baseline is not None:
+            baseline = Baseline.load(settings.baseline)
+        return cls(chosen, policy, baseline)
+
+    def judge(self, trace: Trace, threads: int | None = None) -> Report:
+        """What the gate says of an open trace."""
+        return self.apply(judge(trace, self.invariants, threads))
+
+    def judge_all(self, paths: Iterable[str | Path]) -> list[Outcome]:
+        """What it says of each of these traces; one that cannot be read is refused, and the others are judged."""
+        outcomes: list[Outcome] = []
+        for path in paths:
+            try:
+                with open_trace(path, views=False) as trace:
+                    outcomes.append(self.judge(trace))
+            except TraceError as error:
+                outcomes.append(Refused(path, str(error)))
+        return outcomes
+
+    def apply(self, report: Report) -> Report:
+        """The report with what the gate lets through accepted, and a headline of the rest."""
+        verdicts = report.verdicts
+        notes = report.notes
+        if self.baseline is not None:
+            verdicts = tuple(map(self.baseline.accept, verdicts))
+            gone = self.baseline.gone(report)
+            if gone:
+                notes = (*notes, f"{gone:,} known violations did not occur: --update-baseline forgets them")
+        verdicts = tuple(map(self.policy.accept, verdicts))
+        first = headline(verdicts, self.invariants)
+        return replace(report, verdicts=verdicts, headline=first, policy=self.policy, notes=notes)
+
+
+def check(
+    trace: Trace | str | Path,
+    *,
+    select: str | Sequence[str] = (),
+    ignore: str | Sequence[str] = (),
+    require: str | Sequence[str] | Mapping[str, int] = (),
+    allow_incomplete: bool = False,
+    baseline: str | Path | None = None,
+    checks: Sequence[str | Path] = (),
+    threads: int | None = None,
+) -> Report:
+    """Judge one trace.
+
+    Args:
+        trace: an open trace, or what ``lineage.open`` takes.
+        select: codes or families; all when empty.
+        ignore: codes or families to leave out.
+        require: codes that must have examined something, or so many facts (``{"KEY001": 100}``).
+        allow_incomplete: an incomplete trace is as good as a complete one.
+        baseline: file of known violations.
+        checks: folders of your own invariants.
+        threads: to read with; a few when None.
+
+    Raises:
+        TraceError: there is no readable trace.
+        CatalogueError: a code nobody knows, or an invariant that cannot be run.
+        BaselineError: the baseline file cannot be read.
+    """
+    try:
+        required = counts(require, default=1)
+    except ValueError as error:
+        raise UserError(f"require: {error}") from error
+    settings = Settings(
+        select=names(select),
+        ignore=names(ignore),
+        policy=Policy(require=required, allow_incomplete=allow_incomplete),
+        baseline=None if baseline is None else Path(baseline),
+        checks=tuple(map(Path, checks)),
+    )
+    gate = Gate.of(settings)
+    if isinstance(trace, Trace):
+        return gate.judge(trace, threads)
+    with open_trace(trace, threads=threads, views=False) as opened:
+        return gate.judge(opened, threads)
