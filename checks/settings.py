@@ -73,12 +73,12 @@ def load(path: Path) -> Settings:
         raise SettingsError(f"{path}: no [tool.lineage] in it")
     settings = Settings(source=path)
     for name, value in said.items():
-        if name not in _READERS:
-            near = get_close_matches(name, _READERS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(_READERS)}"
+        if name not in SETTINGS:
+            near = get_close_matches(name, SETTINGS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(SETTINGS)}"
             raise SettingsError(f"{path}: no setting {name!r}; {hint}")
         try:
-            settings = _READERS[name](settings, value, path.parent)
+            settings = SETTINGS[name](settings, value, path.parent)
         except (ValueError, TypeError, AttributeError) as error:
             raise SettingsError(f"{path}: {name} = {value!r}: {error}") from error
     return settings
@@ -147,7 +147,8 @@ def _policy(settings: Settings, **changed: Any) -> Settings:
     return replace(settings, policy=replace(settings.policy, **changed))
 
 
-_READERS: dict[str, Callable[[Settings, Any, Path], Settings]] = {
+#: every setting, with how it is read
+SETTINGS: dict[str, Callable[[Settings, Any, Path], Settings]] = {
     "select": lambda settings, said, _: replace(settings, select=names(said)),
     "ignore": lambda settings, said, _: replace(settings, ignore=names(said)),
     "require": lambda settings, said, _: _policy(settings, require=counts(said, default=1)),

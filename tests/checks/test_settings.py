@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from lineage.checks import ExitCode, Gate, Kind, Settings, Verdict
 from lineage.checks.baseline import Match
 from lineage.checks.catalogue import CatalogueError
 from lineage.checks.policy import Policy
-from lineage.checks.settings import SettingsError, counts, find, load
+from lineage.checks.settings import SETTINGS, SettingsError, counts, find, load
 
 
 def test_every_setting_is_read_and_paths_are_seen_from_the_file(tmp_path):
@@ -140,3 +141,13 @@ def test_a_trace_that_cannot_be_read_does_not_stop_the_others(rows, write):
     refused, report = Gate.of(Settings()).judge_all([Path("nowhere.parquet"), write(rows)])
     assert (refused.exit_code, report.exit_code) == (ExitCode.UNUSABLE, ExitCode.PASS)
     assert "no such file" in refused.message
+
+
+def test_the_page_shows_every_setting_as_it_is_read(tmp_path):
+    """The example of docs/gate.md is a settings file that says all there is to say."""
+    page = (Path(__file__).parents[2] / "docs" / "gate.md").read_text("utf-8")
+    example = page.split("```toml\n")[1].split("```")[0]
+    file = tmp_path / "pyproject.toml"
+    file.write_text(example)
+    assert set(tomllib.loads(example)["tool"]["lineage"]) == set(SETTINGS)
+    assert load(file).policy.require == {"MSK002": 1, "KEY001": 100}
