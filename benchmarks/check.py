@@ -31,8 +31,10 @@ def write_parts(folder: Path, facts: int) -> int:
     import synthetic
 
     from lineage.buffers import part_schema
+    from lineage.parts import PARTS
     from lineage.run import RunInfo
-    from lineage.writer import PARTS, PartWriter, StateFile
+    from lineage.state import StateFile
+    from lineage.writer import PartWriter
 
     parts = folder / PARTS
     parts.mkdir(parents=True)
@@ -66,6 +68,16 @@ def measure(path: Path, threads: int) -> dict[str, float]:
     return {"facts": report.facts, "rows": report.rows, "seconds": seconds, "cpu": cpu, "peak": peak}
 
 
+def compacted(folder: Path) -> dict[str, float]:
+    """Compact one run in this process."""
+    from lineage.compact import compact
+
+    began = time.perf_counter()
+    compact(folder)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"seconds": time.perf_counter() - began, "peak": peak}
+
+
 def main() -> None:
     """Write one run, measure it raw, compact it, measure it again."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -73,26 +85,29 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--compact", type=Path, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.one:
         print(json.dumps(measure(chosen.one, chosen.threads)))
         return
-    from lineage.compact import compact
-
+    if chosen.compact:
+        print(json.dumps(compacted(chosen.compact)))
+        return
     with tempfile.TemporaryDirectory(prefix="lineage-bench-") as name:
         folder = Path(name)
         print(f"{write_parts(folder, chosen.facts):,} facts in {_megabytes(folder):.0f} MB of parts")
-        _say("raw parts", _in_child(folder, chosen))
-        began = time.perf_counter()
-        compact(folder)
-        print(f"compacted in {time.perf_counter() - began:.1f} s to {_megabytes(folder):.0f} MB")
+        _say("raw parts", _in_child("--one", folder, chosen))
+        done = _in_child("--compact", folder, chosen)
+        peak = f"peak {done['peak'] / 2**30:.2f} GiB"
+        print(f"compacted in {done['seconds']:.1f} s to {_megabytes(folder):.0f} MB, {peak}")
         _say(
-            "compacted", min((_in_child(folder, chosen) for _ in range(chosen.repeat)), key=lambda one: one["seconds"])
+            "compacted",
+            min((_in_child("--one", folder, chosen) for _ in range(chosen.repeat)), key=lambda one: one["seconds"]),
         )
 
 
-def _in_child(folder: Path, chosen: argparse.Namespace) -> dict[str, float]:
-    command = [sys.executable, __file__, "--one", str(folder), "--threads", str(chosen.threads)]
+def _in_child(what: str, folder: Path, chosen: argparse.Namespace) -> dict[str, float]:
+    command = [sys.executable, __file__, what, str(folder), "--threads", str(chosen.threads)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr or done.stdout)

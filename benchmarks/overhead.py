@@ -2,10 +2,11 @@
 
     python benchmarks/overhead.py [--rounds 10] [--skip-size]
 
-Two trainers of one process, one traced and one not, take turns of a few steps, so that the machine's mood falls on
-both; a traced turn ends when its last step is on disk. Printed: the median of the rounds' ratios, for the recorder in a
-process of its own (``trace.sidecar=true``, the default) and inside the trainer; rows, facts and bytes a step. The size
-by column is measured on a real step of 1,024 trajectories.
+Trainers of one process, one not traced, one traced, and two whose steps are also checked as they are sealed
+(``trainer.lineage.on_violation=warn`` and ``raise``), take turns of a few steps, so that the machine's mood falls on
+all; a traced turn ends when its last step is on disk and judged. Printed: the median of the rounds' ratios, for the
+recorder in a process of its own (``trace.sidecar=true``, the default) and inside the trainer; rows, facts and bytes a
+step. The size by column is measured on a real step of 1,024 trajectories.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from lineage import hooks
+from lineage.checks.online import StepChecker
 from lineage.hooks import AnyRecorder
+from lineage.parts import PARTS
 from lineage.schema import LISTED
+from lineage.state import read_state
 from lineage.trainer.config import compose, resolved, validate_config
 from lineage.trainer.grpo import PPOTrainerSync
-from lineage.writer import PARTS, read_state
 
 TURN = 5  # steps of one trainer before the other has its turn
 WARM_UP = 4  # steps left out: first use of each kernel and cache
@@ -68,8 +71,11 @@ class Runner:
         return (time.perf_counter() - start) / steps
 
     def _wait(self) -> None:
+        """Until the recorder, wherever it is, has done all it was told: it then names the next step."""
+        following = self.trainer.global_steps + 1
+        self.recorder.step(following)
         state = next((self.folder / PARTS).glob("*.state.json"))
-        while self.trainer.global_steps not in read_state(state)["steps"]:
+        while read_state(state)["open_step"] != following:
             time.sleep(0.001)
 
 
@@ -81,35 +87,47 @@ def configuration(overrides: list[str]) -> Any:
 
 
 async def overhead(root: Path, rounds: int, prompts: int, group: int, tokens: int, sidecar: bool) -> None:
-    """Print the ratio of traced to untraced steps at one size."""
+    """Print the ratios of traced, and of traced and checked, to untraced steps at one size."""
     overrides = [
         f"data.train_batch_size={prompts}",
         f"actor_rollout_ref.rollout.n={group}",
         f"data.max_response_length={tokens}",
     ]
     config = resolved(configuration(overrides))
-    traced = Runner(root, hooks.open_recorder(root, config=config, sidecar=sidecar), overrides)
-    plain = Runner(root / "plain", hooks.NullRecorder(), overrides)
-    for runner in (traced, plain):
+    judges = {"traced": None, "warn": StepChecker("warn", config=config), "raise": StepChecker("raise", config=config)}
+    runners = {"plain": Runner(root / "plain", hooks.NullRecorder(), overrides)}
+    for name, judge in judges.items():
+        recorder = hooks.open_recorder(root / name, config=config, sidecar=sidecar, on_step_sealed=judge)
+        runners[name] = Runner(root / name, recorder, overrides)
+    for runner in runners.values():
         await runner.start()
-    with_trace, without = [], []
+    seconds: dict[str, list[float]] = {name: [] for name in runners}
     for number in range(rounds):
-        for runner in (traced, plain) if number % 2 else (plain, traced):
-            (with_trace if runner is traced else without).append(await runner.turn(TURN))
-    trace = traced.recorder.close()
+        for name in list(runners)[:: 1 if number % 2 else -1]:
+            seconds[name].append(await runners[name].turn(TURN))
+    traces = {name: runners[name].recorder.close() for name in judges}
+    trace = traces["traced"]
     assert isinstance(trace, Path)
-    ratio = statistics.median(a / b for a, b in zip(with_trace, without, strict=True))
     table = pq.read_table(trace, columns=["global_steps", "n"])
     steps = len(set(table["global_steps"].to_pylist()))
     facts = sum(table["n"].to_pylist())
     place = "beside" if sidecar else "inside"
+    traced, plain = (statistics.median(seconds[name]) * 1e3 for name in ("traced", "plain"))
     print(
         f"{prompts * group:>3} trajectories x {tokens} tokens, recorder {place} the trainer: "
-        f"ratio {ratio:.3f} (medians {statistics.median(with_trace) * 1e3:.0f} / {statistics.median(without) * 1e3:.0f}"
-        f" ms a step, {rounds} rounds of {TURN}); {table.num_rows / steps:.0f} rows, {facts / steps:.0f} facts, "
+        f"ratio {_ratio(seconds, 'traced'):.3f} (medians {traced:.0f} / {plain:.0f} ms a step, {rounds} rounds of "
+        f"{TURN}); {table.num_rows / steps:.0f} rows, {facts / steps:.0f} facts, "
         f"{trace.stat().st_size / steps:.0f} bytes a step",
         flush=True,
     )
+    for name in ("warn", "raise"):
+        more = statistics.median(a - b for a, b in zip(seconds[name], seconds["traced"], strict=True)) * 1e3
+        print(f"    on_violation={name}: ratio {_ratio(seconds, name):.3f} ({more:+.0f} ms a step)", flush=True)
+
+
+def _ratio(seconds: dict[str, list[float]], name: str) -> float:
+    """The median over the rounds of one trainer's step to the untraced one's."""
+    return statistics.median(a / b for a, b in zip(seconds[name], seconds["plain"], strict=True))
 
 
 async def size(root: Path) -> None:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from lineage.checks.engine import judge as judge
     from lineage.checks.gate import Gate as Gate
     from lineage.checks.gate import check as check
+    from lineage.checks.own import Finding as Finding
+    from lineage.checks.own import Tables as Tables
+    from lineage.checks.plugins import hookimpl as hookimpl
+    from lineage.checks.plugins import invariant as invariant
     from lineage.checks.report import Refused as Refused
     from lineage.checks.report import Report as Report
     from lineage.checks.settings import Settings as Settings
@@ -28,15 +32,19 @@ if TYPE_CHECKING:
 _LAZY = {
     "Baseline": "baseline",
     "ExitCode": "verdict",
+    "Finding": "own",
     "Gate": "gate",
     "Invariant": "catalogue",
     "Kind": "verdict",
     "Refused": "report",
     "Report": "report",
     "Settings": "settings",
+    "Tables": "own",
     "Verdict": "verdict",
     "Violation": "verdict",
     "check": "gate",
+    "hookimpl": "plugins",
+    "invariant": "plugins",
     "judge": "engine",
     "select": "catalogue",
 }
@@ -44,15 +52,19 @@ _LAZY = {
 __all__ = [
     "Baseline",
     "ExitCode",
+    "Finding",
     "Gate",
     "Invariant",
     "Kind",
     "Refused",
     "Report",
     "Settings",
+    "Tables",
     "Verdict",
     "Violation",
     "check",
+    "hookimpl",
+    "invariant",
     "judge",
     "select",
 ]

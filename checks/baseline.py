@@ -11,10 +11,10 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from lineage.checks.policy import Match
 from lineage.checks.report import Report
 from lineage.checks.verdict import Verdict, Violation
 from lineage.errors import UserError
@@ -27,13 +27,6 @@ At = tuple[int, str]  # step, key ("" for the row as a whole)
 
 class BaselineError(UserError):
     """A baseline file that cannot be read or written."""
-
-
-class Match(StrEnum):
-    """What makes a violation a known one."""
-
-    KEY = "key"
-    SITE = "site"
 
 
 @dataclass(frozen=True)

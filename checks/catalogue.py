@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lineage.errors import UserError
+from lineage.schema import COLUMNS
+
+if TYPE_CHECKING:
+    from lineage.checks.own import Finding, Tables
 
 FOLDER = Path(__file__).parent / "invariants"
-_CODE = re.compile(r"^[A-Z]{3}\d{3}$")
+_CODE = re.compile(r"([A-Z]{3,12})\d{3}")
 _HEADER = re.compile(r"^-- (\w+):(.*)$")
+SEVERITIES = ("error", "warning")
 _REQUIRED = ("code", "name", "severity", "says", "needs", "fields", "examines", "subsumed_by", "source", "causes")
 
 
 class CatalogueError(UserError):
     """An invariant file that is not well formed, or a code nobody knows."""
+
+
+Check = Callable[["Tables"], Iterable["Finding"]]
 
 
 @dataclass(frozen=True)
@@ -36,7 +45,9 @@ class Invariant:
         subsumed_by: codes whose failure explains this one's.
         source: where the contract comes from.
         causes: what usually breaks it.
-        sql: statements; the last returns ``rid, key, expected, actual, detail, severity``.
+        sql: statements; the last returns ``rid, key, expected, actual, detail, severity``. Empty for one in Python.
+        check: a function that yields its findings, in place of SQL; None for one in SQL.
+        origin: the file or the distribution it comes from; empty for a built-in one.
     """
 
     code: str
@@ -49,12 +60,14 @@ class Invariant:
     subsumed_by: tuple[str, ...]
     source: str
     causes: str
-    sql: str
+    sql: str = ""
+    check: Check | None = None
+    origin: str = ""
 
     @property
     def family(self) -> str:
-        """The three letters of the code."""
-        return self.code[:3]
+        """The letters of the code."""
+        return self.code.rstrip("0123456789")
 
 
 def parse(text: str, where: str) -> Invariant:
@@ -70,24 +83,51 @@ def parse(text: str, where: str) -> Invariant:
             break
         header[found[1]] = found[2].strip()
     missing = [name for name in _REQUIRED if name not in header]
-    if missing or set(header) - set(_REQUIRED):
-        wrong = missing or sorted(set(header) - set(_REQUIRED))
-        raise CatalogueError(f"{where}: header {', '.join(wrong)} is missing or unknown")
-    if not _CODE.match(header["code"]) or header["severity"] not in ("error", "warning"):
-        raise CatalogueError(f"{where}: code must be like KEY001, severity error or warning")
-    return Invariant(
-        code=header["code"],
-        name=header["name"],
-        severity=header["severity"],
-        says=header["says"],
-        needs=_names(header["needs"]),
-        fields=_names(header["fields"]),
-        examines=header["examines"],
-        subsumed_by=_names(header["subsumed_by"]),
-        source=header["source"],
-        causes=header["causes"],
-        sql=text,
+    unknown = sorted(set(header) - set(_REQUIRED))
+    if missing:
+        raise CatalogueError(f"{where}: header lacks {', '.join(missing)} (lines such as: -- {missing[0]}: ...)")
+    if unknown:
+        raise CatalogueError(f"{where}: no header {unknown[0]!r}; known: {', '.join(_REQUIRED)}")
+    return validated(
+        Invariant(
+            code=header["code"],
+            name=header["name"],
+            severity=header["severity"],
+            says=header["says"],
+            needs=_names(header["needs"]),
+            fields=_names(header["fields"]),
+            examines=header["examines"],
+            subsumed_by=_names(header["subsumed_by"]),
+            source=header["source"],
+            causes=header["causes"],
+            sql=text,
+        ),
+        where,
     )
+
+
+def validated(one: Invariant, where: str) -> Invariant:
+    """The invariant, if it can be one.
+
+    Raises:
+        CatalogueError: its code, severity or a column it needs cannot be.
+    """
+    if not _CODE.fullmatch(one.code):
+        raise CatalogueError(
+            f"{where}: code {one.code!r}: expected 3 to 12 capital letters and 3 digits, as in TEAM001"
+        )
+    if one.severity not in SEVERITIES:
+        raise CatalogueError(f"{where}: severity {one.severity!r}: expected error or warning")
+    columns = [column.name for column in COLUMNS]
+    for name in one.needs:
+        if name not in columns:
+            near = get_close_matches(name, columns, n=1)
+            raise CatalogueError(
+                f"{where}: needs {name}: no such column" + (f"; did you mean {near[0]}?" if near else "")
+            )
+    if bool(one.sql) == (one.check is not None):
+        raise CatalogueError(f"{where}: an invariant has SQL or a function")
+    return one
 
 
 @cache
@@ -97,8 +137,42 @@ def catalogue() -> tuple[Invariant, ...]:
 
 
 def available(folders: Sequence[Path] = ()) -> tuple[Invariant, ...]:
-    """The catalogue, and the user's own invariants in these folders."""
-    return catalogue()
+    """The catalogue, then a user's own: the ``.sql`` files of these folders, and what installed plugins bring.
+
+    Raises:
+        CatalogueError: a folder or file that cannot be read, or a code that is taken.
+    """
+    from lineage.checks.plugins import plugin_invariants
+
+    files = [one for folder in {folder.resolve(): folder for folder in folders}.values() for one in _folder(folder)]
+    own = sorted([*files, *plugin_invariants()], key=lambda one: one.code)
+    known = {one.code: one for one in catalogue()}
+    for one in own:
+        taken = known.setdefault(one.code, one)
+        if taken is not one:
+            whose = taken.origin or f"lineage's own {taken.code}.sql"
+            raise CatalogueError(f"{one.origin}: the code {one.code} is taken by {whose}; choose another")
+    for one in own:
+        for cause in one.subsumed_by:
+            if cause not in known:
+                raise CatalogueError(f"{one.origin}: subsumed_by: {_unknown(cause, tuple(known.values()))}")
+    return tuple(known.values())
+
+
+def _folder(folder: Path) -> Iterator[Invariant]:
+    if not folder.is_dir():
+        what = "is a file; give the folder it lies in" if folder.exists() else "no such folder"
+        raise CatalogueError(f"checks {folder}: {what}")
+    try:
+        files = sorted(folder.glob("*.sql"))
+        if not files:
+            raise CatalogueError(f"checks {folder}: no .sql file in it")
+        for file in files:
+            yield replace(parse(file.read_text("utf-8-sig"), str(file)), origin=str(file))
+    except OSError as error:
+        raise CatalogueError(f"{error.filename or folder}: cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise CatalogueError(f"{file}: not UTF-8 (byte {error.start})") from error
 
 
 def get(code: str, known: Sequence[Invariant] | None = None) -> Invariant:

@@ -22,11 +22,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from lineage.checks.flat import TYPES, Flat, Int64, UInt64, bound, dictionary, indices, unsigned
+from lineage.checks.row_groups import RowGroups, row_groups
 from lineage.schema import COLUMNS
+from lineage.traces.trace import row_ids
 
 # Fields and tags whose content per trajectory the others are held against, and what of it; ``v c m`` are an element's
 # own share of its row's signatures.
@@ -60,6 +61,7 @@ CELLS: dict[str, tuple[str, ...]] = {
 _OWN = ("i", "v", "c", "m")  # not columns of the trace
 _WIDE = {**CONTENT, **{f"{name}_tag": columns for name, columns in LENGTH_TAGS.items()}}
 _KEPT = tuple(dict.fromkeys(name for names in (*CELLS.values(), *_WIDE.values()) for name in names if name not in _OWN))
+_READ = tuple(dict.fromkeys((*SCALARS, *_SIGNED, *_KEPT)))
 _WHERE = ("run_id", "global_steps", "stage", "op", "entity", "field")
 # Elements a run of rows must hold on average to be worth copying on its own.
 _RUN = 256
@@ -114,18 +116,20 @@ class _Claims:
         return np.array(fresh, dtype=bool)
 
 
-def digest(files: Sequence[Path], threads: int = 2, unseen: Collection[int] = ()) -> Digest:
-    """Read the files once, a row group at a time on ``threads`` threads; what ``unseen`` steps say is not taken."""
+def digest(sources: Sequence[Path | pa.RecordBatch], threads: int = 2, unseen: Collection[int] = ()) -> Digest:
+    """Read files or batches once, a row group at a time on ``threads`` threads; what ``unseen`` steps say is left."""
     claims = _Claims()
     seen: set[str] = set()
-    tasks: list[tuple[_File, int]] = []
-    for number, path in enumerate(files):
-        opened = _File(number, path)
-        tasks += [(opened, group) for group in range(opened.metadata.num_row_groups)]
+    tasks = [
+        (opened, group)
+        for opened in (row_groups(number, source, _READ) for number, source in enumerate(sources))
+        for group in range(len(opened.first_row) - 1)
+    ]
     with ThreadPoolExecutor(max_workers=max(1, threads)) as pool:
-        early = frozenset[_Place]().union(*pool.map(lambda task: _early(task[0].read(task[1], _WHERE)), tasks))
+        apply = pool.map if threads > 1 else map
+        early = frozenset[_Place]().union(*apply(lambda task: _early(task[0].read(task[1], _WHERE)), tasks))
         first = _First(early, frozenset(unseen))
-        parts = list(pool.map(lambda task: _Group(claims, first, *task).read(seen), tasks))
+        parts = list(apply(lambda task: _Group(claims, first, *task).read(seen), tasks))
     events, keyed, named, content, *cells = (
         pa.concat_tables(column, promote_options="permissive") for column in zip(*parts, strict=True)
     )
@@ -178,42 +182,29 @@ def _text(table: pa.Table, name: str) -> NDArray[Any]:
     return np.asarray(table[name].to_numpy(), dtype=object).astype(str)
 
 
-class _File:
-    """One file's metadata, read once: parsing the footer for every row group would cost more than the data."""
-
-    def __init__(self, number: int, path: Path) -> None:
-        self.number, self.path = number, path
-        self._open = threading.local()
-        self.metadata = pq.read_metadata(path)
-        stored = set(pq.read_schema(path).names)
-        self.columns = [name for name in dict.fromkeys((*SCALARS, *_SIGNED, *_KEPT)) if name in stored]
-        counts = [self.metadata.row_group(group).num_rows for group in range(self.metadata.num_row_groups)]
-        self.first_row = np.concatenate([[0], np.cumsum(counts)])
-
-    def read(self, group: int, columns: Sequence[str] | None = None) -> pa.Table:
-        dictionaries = [f"{name}.list.element" for name in ("key", "status", "reason") if name in self.columns]
-        # One reader per thread: opening the file again for each row group costs as much as reading it.
-        file = getattr(self._open, "file", None)
-        if file is None:
-            file = self._open.file = pq.ParquetFile(self.path, metadata=self.metadata, read_dictionary=dictionaries)
-        wanted = self.columns if columns is None else [name for name in columns if name in self.columns]
-        return file.read_row_group(group, columns=wanted, use_threads=False)
-
-
 class _Group:
     """One row group: lists laid flat, signatures summed, the needed elements kept."""
 
-    def __init__(self, claims: _Claims, first: _First, file: _File, group: int) -> None:
-        self.claims, self.first, self.table = claims, first, file.read(group)
+    def __init__(self, claims: _Claims, first: _First, source: RowGroups, group: int) -> None:
+        self.claims, self.first, self.table = claims, first, source.read(group)
         self.rows = self.table.num_rows
-        self.rid = (file.number << 40) + file.first_row[group] + np.arange(self.rows)
+        self.rid = row_ids(source.number, int(source.first_row[group]), self.rows)
         self.key = Flat.of(self.table, "key")
         self.n = self.key.counts
         # A key's id is its hash (siphash, 64 bits): no dictionary to share between threads, and the signatures need it.
-        self.distinct = dictionary(self.key.values)
-        keys = self.distinct.to_pylist()
-        self.numbers = np.fromiter(map(hash, keys), np.int64, len(keys))
-        self.ids = self.numbers[indices(self.key.values)]
+        distinct = dictionary(self.key.values)
+        keys = distinct.to_pylist()
+        # Two runs may have the same keys: a key's id is its run's as well.
+        runs, which = np.unique(_text(self.table, "run_id"), return_inverse=True)
+        salts = np.fromiter(map(hash, runs.tolist()), np.int64, len(runs))
+        numbers = np.fromiter(map(hash, keys), np.int64, len(keys))
+        self.ids = numbers[indices(self.key.values)] ^ np.repeat(salts[which], self.n)
+        self.names = pa.table(
+            {
+                "id": pa.array((salts[:, None] ^ numbers).ravel()),
+                "key": pa.chunked_array([distinct] * len(runs), distinct.type),
+            }
+        )
         self.hashes = self.ids.view(np.uint64)
 
     def read(self, seen: set[str]) -> tuple[pa.Table, ...]:
@@ -240,8 +231,7 @@ class _Group:
         content = self._content(said, lists, elements)
         kept = zip(self._needed(), CELLS.values(), strict=True)
         cells = [self._cells(rows, lists, columns) for rows, columns in kept]
-        names = pa.table({"id": pa.array(self.numbers), "key": self.distinct})
-        return (events, self._keyed(summed["k"][0]), names, content, *cells)
+        return (events, self._keyed(summed["k"][0]), self.names, content, *cells)
 
     def _aligned(self, values: Flat) -> UInt64 | None:
         """The list's values beside the keys, 0 where the row has none; None when no row has any."""

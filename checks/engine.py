@@ -8,16 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import duckdb
+import pyarrow as pa
 
 from lineage.checks.blame import headline
 from lineage.checks.catalogue import CatalogueError, Invariant
+from lineage.checks.own import accuse
 from lineage.checks.profiles import load
 from lineage.checks.report import Report
 from lineage.checks.verdict import Kind, Site, Verdict, Violation
 from lineage.checks.workbench import Workbench
 from lineage.traces import Trace
+from lineage.traces.fence import interruptible
 
 
+@interruptible()
 def judge(trace: Trace, invariants: Sequence[Invariant], threads: int | None = None) -> Report:
     """What these invariants say of a trace."""
     began = time.perf_counter()
@@ -49,8 +53,8 @@ def _judge(bench: Workbench, invariant: Invariant) -> Verdict:
         said = f"{bench.trace.state.sentence()}; {', '.join(unrecorded)}"
         return Verdict(invariant.code, Kind.INCOMPLETE, 0, needed=said)
     try:
-        examined = bench.number(invariant.examines)
-        found = _violations(bench, invariant) if examined else _Found()
+        examined, accused = accuse(bench, invariant) if invariant.origin else _accuse(bench, invariant)
+        found = _violations(bench, accused)
     except duckdb.Error as error:
         said = str(error).splitlines()[0]
         raise CatalogueError(f"{invariant.code}: its query failed on this trace: {said}") from error
@@ -92,8 +96,14 @@ def _missing(bench: Workbench, invariant: Invariant) -> tuple[list[str], list[st
     return [f"column {name} (absent)" for name in absent], unrecorded
 
 
-def _violations(bench: Workbench, invariant: Invariant) -> _Found:
-    found = bench.accuse(invariant.sql, invariant.severity).to_pylist()
+def _accuse(bench: Workbench, invariant: Invariant) -> tuple[int, pa.Table]:
+    examined = bench.number(invariant.examines)
+    return examined, bench.accuse(invariant.sql, invariant.severity) if examined else pa.table({})
+
+
+def _violations(bench: Workbench, accused: pa.Table) -> _Found:
+    """The first violations as they are, and all of them counted."""
+    found = accused.to_pylist()
     if not found:
         return _Found()
     counted = bench.con.execute(

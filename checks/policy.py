@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from lineage.checks.verdict import ExitCode, Kind, Verdict
 
 _WORST_FIRST = (ExitCode.INTERRUPTED, ExitCode.UNUSABLE, ExitCode.VIOLATIONS, ExitCode.INCOMPLETE, ExitCode.PASS)
+
+
+class Match(StrEnum):
+    """What makes a violation the one a baseline knows."""
+
+    KEY = "key"
+    SITE = "site"
 
 
 @dataclass(frozen=True)
@@ -41,10 +49,11 @@ class Policy:
             wanted = self.require.get(verdict.code, 0)
             if verdict.examined < wanted:
                 needs = f" (needs {verdict.needed})" if verdict.needed else ""
-                yield f"{verdict.code} is required to examine {wanted:,} facts and examined {verdict.examined:,}{needs}"
+                facts = "1 fact" if wanted == 1 else f"{wanted:,} facts"
+                yield f"{verdict.code} is required to examine {facts} and examined {verdict.examined:,}{needs}"
         warnings = sum(verdict.warnings for verdict in verdicts)
         if self.max_warnings is not None and warnings > self.max_warnings:
-            yield f"{warnings:,} warnings, at most {self.max_warnings:,} are let through"
+            yield f"warnings: {warnings:,}, of which at most {self.max_warnings:,} are let through"
 
     def exit_code(self, verdicts: Sequence[Verdict], complete: bool = True) -> ExitCode:
         """The exit code of a report.

@@ -40,7 +40,7 @@ _VIOLATIONS = pa.schema(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """All verdicts on one trace.
 
@@ -133,6 +133,12 @@ class Report:
                 "needed": [one.needed for one in self.verdicts],
             }
         )
+
+    def __repr__(self) -> str:
+        """Short: what a failing assertion or a debugger shows."""
+        from lineage.checks.formats.text import summary
+
+        return f"<Report {summary(self)}>"
 
     def __str__(self) -> str:
         from lineage.checks.formats.text import to_text

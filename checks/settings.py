@@ -9,8 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from lineage.checks.baseline import Match
-from lineage.checks.policy import Policy
+from lineage.checks.policy import Match, Policy
 from lineage.errors import UserError
 
 PROJECT, OWN = "pyproject.toml", "lineage.toml"
@@ -107,10 +106,14 @@ def counts(said: Any, default: int | None = None) -> dict[str, int]:
 
 def names(said: Any) -> tuple[str, ...]:
     """A list of strings, each maybe several between commas, as one flat list."""
+    return tuple(part for one in _strings(said) for piece in one.split(",") if (part := piece.strip()))
+
+
+def _strings(said: Any) -> list[str]:
     listed = [said] if isinstance(said, str) else list(said) if isinstance(said, Iterable) else [said]
     if not all(isinstance(one, str) for one in listed):
         raise ValueError("expected a string or a list of strings")
-    return tuple(part for one in listed for piece in one.split(",") if (part := piece.strip()))
+    return listed
 
 
 def _count(code: str, said: Any) -> int:
@@ -139,8 +142,8 @@ def _path(folder: Path, said: Any) -> Path:
 
 def _output(folder: Path, said: str) -> str:
     """``FORMAT=FILE`` or ``FILE`` with the file seen from the settings' folder."""
-    form, equals, file = said.rpartition("=")
-    return f"{form}{equals}{folder / file}"
+    form, equals, file = said.partition("=")
+    return f"{form}={folder / file}" if equals else str(folder / said)
 
 
 def _policy(settings: Settings, **changed: Any) -> Settings:
@@ -158,10 +161,10 @@ SETTINGS: dict[str, Callable[[Settings, Any, Path], Settings]] = {
     "exit-zero": lambda settings, said, _: _policy(settings, exit_zero=_flag(said)),
     "baseline": lambda settings, said, folder: replace(settings, baseline=_path(folder, said)),
     "baseline-match": lambda settings, said, _: replace(settings, baseline_match=_match(said)),
-    "checks": lambda settings, said, folder: replace(settings, checks=tuple(_path(folder, one) for one in names(said))),
+    "checks": lambda settings, said, folder: replace(settings, checks=tuple(folder / one for one in _strings(said))),
     "format": lambda settings, said, _: replace(settings, format=names(said)),
     "output": lambda settings, said, folder: replace(
-        settings, output=tuple(_output(folder, one) for one in names(said))
+        settings, output=tuple(_output(folder, one) for one in _strings(said))
     ),
 }
 

@@ -15,14 +15,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lineage.checks.digest import SCALARS, Digest, digest
 from lineage.checks.profiles import Profile
 from lineage.traces.trace import Trace, facts_of
 
 _TABLES = Path(__file__).parent / "tables.sql"
+_VIEW = "create or replace temp view"
+_NOBODY = pa.table({})
+# Traces whose connection has what does not depend on their rows, and statements parsed on it: it may be asked again.
+_FURNISHED: WeakSet[Trace] = WeakSet()
+_PARSED: WeakKeyDictionary[Trace, dict[str, Any]] = WeakKeyDictionary()
 
 
 class Workbench:
@@ -31,12 +38,16 @@ class Workbench:
     def __init__(self, trace: Trace, profile: Profile, threads: int = 2) -> None:
         self.trace, self.profile = trace, profile
         self.con = trace.connection
-        self.digest: Digest = digest(trace.source.files, threads, trace.state.unseen)
+        self.digest: Digest = digest(trace.batches or trace.source.files, threads, trace.state.unseen)
         self._fill()
+        if trace not in _FURNISHED:
+            self._furnish()
+            _FURNISHED.add(trace)
         #: fields with at least one row in a judged step
-        self.fields = frozenset(row[0] for row in self.con.execute("select distinct field from events").fetchall())
+        self.fields = frozenset(self._judged_fields())
 
     def _fill(self) -> None:
+        """Lay the rows out; a trace whose rows are replaced gets other ones."""
         con, found = self.con, self.digest
         con.register("digest_events", found.events)
         con.register("digest_content", found.content)
@@ -46,14 +57,18 @@ class Workbench:
         con.register("digest_names", found.names)
         con.register("keyed", found.keyed)
         con.register("unseen", pa.table({"step": pa.array(self.trace.state.unseen, pa.int64())}))
-        con.register("settings", self._settings())
         for statement in statements(_TABLES.read_text("utf-8")):
-            con.execute(statement)
-        con.execute("create or replace temp table suspects (rid bigint)")
+            if not (statement.startswith(_VIEW) and self.trace in _FURNISHED):
+                self.run(statement)
+
+    def _furnish(self) -> None:
+        """What does not depend on the rows."""
+        self.con.register("settings", self._settings())
+        self.con.execute("create or replace temp table suspects (rid bigint)")
         chosen = facts_of("(select * from stored where rid in (select rid from suspects))", "rid, ")
-        con.execute(f"create or replace temp view suspect_elements as {chosen}")
-        con.execute("create or replace temp table no_elements as select * from suspect_elements limit 0")
-        self._show("no_elements")
+        self.con.execute(f"create or replace temp view suspect_elements as {chosen}")
+        self.con.execute("create or replace temp table no_elements as select * from suspect_elements limit 0")
+        self.show_elements(suspected=False)
 
     def _settings(self) -> pa.Table:
         return pa.table(
@@ -64,11 +79,16 @@ class Workbench:
             }
         )
 
+    def _judged_fields(self) -> list[str]:
+        events, unseen = self.digest.events, pa.array(self.trace.state.unseen, pa.int64())
+        judged = pc.invert(pc.is_in(events["global_steps"].cast(pa.int64()), value_set=unseen))
+        return list(pc.unique(events["field"].filter(judged)).to_pylist())
+
     def recorded(self, column: str) -> bool:
         """True when some row of the trace says something in this column."""
         if column in SCALARS:
-            found = self.con.execute(f'select 1 from digest_events where "{column}" is not null limit 1')
-            return found.fetchone() is not None
+            values = self.digest.events[column]
+            return bool(values.null_count < len(values))
         return column in self.digest.seen
 
     def _setting(self, *path: str) -> int | None:
@@ -84,31 +104,49 @@ class Workbench:
     def accuse(self, sql: str, severity: str = "error") -> pa.Table:
         """Run an invariant: its last statement names violations, those before it may fill ``suspects``.
 
-        The rows of suspects are read from the file only when there are any: a clean trace costs no second reading.
+        The rows of suspects are read from the file only when there are any, and violations are described only when
+        there are any: a clean trace costs neither.
+
+        Returns:
+            The first thousand, each with its event; all of them are then in the table ``violations``.
         """
         *before, last = statements(sql)
         for statement in before:
-            self.con.execute(statement)
-        suspected = bool(before) and self.number("select count(*) from suspects") > 0
+            self.run(statement)
+        suspected = any("suspects" in one for one in before) and self.number("select count(*) from suspects") > 0
         if suspected:
-            self._show("suspect_elements")
+            self.show_elements()
         try:
-            self.con.execute(f"create or replace temp table violations as {_named(last, severity)}")
-            first = "select * from violations order by ord, key nulls last limit 1000"
-            return self.con.sql(first).to_arrow_table()
+            if not self.run(f"select 1 from ({last.rstrip(';')}) limit 1"):
+                return _NOBODY
+            return self.named(f"({last.rstrip(';')})", severity)
         finally:
             if suspected:
                 self.con.execute("delete from suspects")
-                self._show("no_elements")
+                self.show_elements(suspected=False)
 
-    def _show(self, source: str) -> None:
-        """Let ``elements`` be this."""
+    def named(self, findings: str, severity: str) -> pa.Table:
+        """Fill ``violations`` from a relation of findings; return the first thousand in order."""
+        self.con.execute(f"create or replace temp table violations as {_named(findings, severity)}")
+        first = "select * from violations order by ord, key nulls last, expected, actual limit 1000"
+        return self.con.sql(first).to_arrow_table()
+
+    def show_elements(self, suspected: bool = True) -> None:
+        """Let ``elements`` be those of the suspects, or none."""
+        source = "suspect_elements" if suspected else "no_elements"
         self.con.execute(f"create or replace temp view elements as select * from {source}")
 
     def number(self, query: str) -> int:
         """A single number."""
-        row = self.con.execute(query).fetchone()
-        return int(row[0] or 0) if row else 0
+        rows = self.run(query)
+        return int(rows[0][0] or 0) if rows else 0
+
+    def run(self, statement: str) -> list[tuple[Any, ...]]:
+        """Rows of one statement, read to the end; parsed once however often it is run on this connection."""
+        parsed = _PARSED.setdefault(self.trace, {})
+        if statement not in parsed:
+            (parsed[statement],) = self.con.extract_statements(statement)
+        return list(self.con.execute(parsed[statement]).fetchall())
 
 
 def statements(sql: str) -> list[str]:
@@ -117,7 +155,7 @@ def statements(sql: str) -> list[str]:
     return [part.strip() for part in "\n".join(lines).split(";\n") if part.strip().rstrip(";")]
 
 
-def _named(query: str, severity: str) -> str:
+def _named(findings: str, severity: str) -> str:
     """Complete each violation with the event it happened in."""
     return f"""
         select e.run_id, e.global_steps, e.seq, e.process, e.stage, e.op, e.field, v.key, v.expected, v.actual,
@@ -126,6 +164,6 @@ def _named(query: str, severity: str) -> str:
             select rid, cast(key as varchar) as key, cast(expected as varchar) as expected,
                 cast(actual as varchar) as actual, cast(detail as varchar) as detail,
                 cast(severity as varchar) as severity
-            from ({query.rstrip(";")})
+            from {findings}
         ) as v join events as e using (rid)
     """

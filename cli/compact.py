@@ -1,27 +1,39 @@
-"""``lineage compact``: the parts of a run become one Parquet file."""
+"""``lineage compact``: the parts of a run become Parquet: one file, or several of a large run."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
 
-import pyarrow as pa
 import typer
 
+from lineage.cli.json_text import print_json
 from lineage.cli.places import LATEST_RUN
-from lineage.compact import compact
 from lineage.errors import UserError
 
 
-def compact_command(folder: Annotated[Path, typer.Argument(help="Run folder.")] = LATEST_RUN) -> None:
-    """Turn the parts of a run folder into trace.parquet."""
+def compact_command(
+    folder: Annotated[Path, typer.Argument(help="Run folder.", metavar="FOLDER")] = LATEST_RUN,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: the files written.")] = False,
+) -> None:
+    """Turn the parts of a run folder into trace.parquet, or into trace-00001.parquet and so on where it is large."""
+    import pyarrow as pa
+
+    from lineage.compact import compact
+    from lineage.segments import trace_files
+
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
     try:
-        written = compact(folder)
+        compact(folder)
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"{folder}: cannot compact: {_first_line(error)}; the parts stay") from error
-    typer.echo(str(written))
+    written = trace_files(folder)
+    if as_json:
+        print_json({"written": written})
+        return
+    for file in written:
+        typer.echo(str(file))
 
 
 def _first_line(error: BaseException) -> str:

@@ -2,21 +2,65 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lineage.checks.catalogue import get
+from lineage.cli.completion import complete_code
+from lineage.cli.json_text import print_json
+
+if TYPE_CHECKING:
+    from lineage.checks.catalogue import Invariant
 
 
-def explain_command(code: Annotated[str, typer.Argument(help="A code, such as KEY001.")]) -> None:
-    """Explain one invariant: what it enforces, what it needs, what usually breaks it."""
-    one = get(code)
+def explain_command(
+    code: Annotated[str, typer.Argument(help="A code, such as KEY001.", metavar="CODE", autocompletion=complete_code)],
+    checks: Annotated[
+        list[Path] | None,
+        typer.Option("--checks", metavar="DIR", help="Folder of your own .sql invariants.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Explain one code: what it enforces, what it needs, what usually breaks it.
+
+    Your own codes are known as in check: by --checks, by the settings file, by installed plugins.
+    """
+    from lineage.checks.sources import named
+
+    one = _find(code, checks or ())
+    sources = named(one.source)
+    if as_json:
+        said = {name: getattr(one, name) for name in ("code", "family", "name", "severity", "says", "causes")}
+        said |= {name: getattr(one, name) for name in ("needs", "fields", "subsumed_by", "source", "origin")}
+        print_json(said | {"sources": sources})
+        return
     typer.echo(f"{one.code} {one.name} ({one.severity})\n")
     typer.echo(one.says)
-    typer.echo(f"\nUsually broken by: {one.causes}")
+    typer.echo(f"\nUsually broken by: {one.causes or 'not said'}")
     typer.echo(f"Needs columns:     {', '.join(one.needs) or 'none'}")
     typer.echo(f"Needs fields:      {', '.join(one.fields) or 'none'}")
     if one.subsumed_by:
         typer.echo(f"Folds under:       {', '.join(one.subsumed_by)}")
-    typer.echo(f"Comes from:        {one.source}")
+    typer.echo(f"Comes from:        {one.source or 'not said'}")
+    for name, sentence in sources.items():
+        typer.echo(f"                   {name}: {sentence}")
+    if one.origin:
+        typer.echo(f"Written in:        {one.origin}")
+
+
+def _find(code: str, folders: Sequence[Path]) -> Invariant:
+    """One of ours, or else one of the user's; a broken plugin is met only on the way to the second."""
+    from lineage.checks.catalogue import available, catalogue, get
+
+    if any(one.code == code.upper() for one in catalogue()):
+        return get(code)
+    return get(code, available(folders or _folders_of_the_project()))
+
+
+def _folders_of_the_project() -> tuple[Path, ...]:
+    from lineage.checks.settings import find, load
+
+    file = find(Path.cwd())
+    return () if file is None else load(file).checks

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import typer
 
-from lineage.checks.formats import FORMATS
-from lineage.checks.formats.text import render as render_text
+from lineage.checks.formats import FORMATS, Appendix, load
 from lineage.checks.report import Outcome, Refused
 from lineage.errors import UserError
+
+PRINTED = "-"
+_BY_NAME = {".sarif": "sarif", ".sarif.json": "sarif", ".json": "json", ".xml": "junit"}
 
 
 @dataclass(frozen=True)
@@ -21,7 +25,7 @@ class Output:
     Attributes:
         format: its name.
         file: where it is written; None prints it.
-        quiet: of text, leave out what passed.
+        quiet: of what people read, leave out what passed.
     """
 
     format: str
@@ -30,62 +34,125 @@ class Output:
 
 
 def outputs(formats: Sequence[str], files: Sequence[str], quiet: bool = False) -> list[Output]:
-    """Pair formats and files: ``FORMAT=FILE`` says both; plain files take the formats in order.
+    """Pair formats and files.
+
+    ``FORMAT=FILE`` is a copy beside what is printed. A plain ``FILE`` is written instead of printing: the files take
+    the formats in order; without formats each takes the one its name ends in, else text. Of the formats, or text where
+    none is said, what no file takes is printed. ``-`` as a file prints.
 
     Raises:
-        UserError: a format nobody knows, or a file whose format cannot be told.
+        UserError: a format nobody knows, a file whose format cannot be told, or two reports in one place.
     """
-    named: list[Output] = []
-    plain: list[Path] = []
-    for file in files:
-        form, equals, path = file.partition("=")
-        if equals and form in FORMATS:
-            named.append(Output(form, Path(path), quiet))
-        else:
-            plain.append(Path(file))
     for form in formats:
-        if form not in FORMATS:
-            raise UserError(f"--format {form}: no such format; known: {', '.join(FORMATS)}")
-    if not plain:
-        # formats that no file takes are printed; with files only, nothing is
-        rest = list(formats)
-        for one in named:
-            if one.format in rest:
-                rest.remove(one.format)
-        if not named and not rest:
-            rest = ["text"]
-        printed = [Output(form, None, quiet) for form in rest]
-    else:
-        wanted = list(formats) or ["text"]
-        if len(plain) != len(wanted):
+        _known(form, f"--format {form}")
+    pairs = [_split(said) for said in files]
+    named = [(form, file) for form, file in pairs if form]
+    plain = [file for form, file in pairs if not form]
+    taken = {form for form, _ in named}
+    rest = [form for form in dict.fromkeys(formats or ["text"]) if form not in taken]
+    if plain and not formats:
+        named += [(_by_name(file), file) for file in plain]
+    elif plain:
+        if len(plain) != len(rest):
             raise UserError(
-                f"{len(wanted)} formats and {len(plain)} files: say which is which, as in --output sarif={plain[0]}"
+                f"--format {','.join(formats)} and --output {plain[0]}: say which is which, "
+                f"as in --output {_by_name(plain[0])}={plain[0]}"
             )
-        printed = [Output(form, path, quiet) for form, path in zip(wanted, plain, strict=True)]
-    if sum(one.file is None for one in printed) > 1:
-        raise UserError(f"formats {', '.join(formats)} would be printed into each other: give all but one an --output")
-    return [*named, *printed]
+        named += [(_meant(form, file), file) for form, file in zip(rest, plain, strict=True)]
+    elif formats or PRINTED not in [file for _, file in named]:
+        named += [(form, PRINTED) for form in rest]
+    return _apart([Output(form, None if file == PRINTED else Path(file), quiet) for form, file in named])
 
 
 def write(outcomes: Sequence[Outcome], where: Sequence[Output]) -> None:
-    """Render and write every output.
+    """Render and write every output, the printed one last; one that cannot be written keeps no other from it.
 
     Raises:
-        UserError: a file cannot be written.
+        UserError: files cannot be written, in one line.
     """
-    for one in where:
+    failed: list[str] = []
+    for one in sorted(where, key=lambda one: one.file is None):
+        form = load(one.format)
+        if one.file is not None:
+            failed += _write(one.file, form.render(outcomes, one.quiet))
+        if form.appendix is not None and (path := os.environ.get(form.appendix.variable)):
+            failed += _append(Path(path), form.appendix, outcomes)
         if one.file is None:
-            # in text a refusal is an error line already
+            # a refusal is an error line already
             shown = [out for out in outcomes if not isinstance(out, Refused)] if one.format == "text" else outcomes
-            if shown:
-                typer.echo(_render(one, shown))
-            continue
-        try:
-            one.file.parent.mkdir(parents=True, exist_ok=True)
-            one.file.write_text(_render(one, outcomes) + "\n", "utf-8")
-        except OSError as error:
-            raise UserError(f"--output {one.file}: cannot write: {error.strerror or error}") from error
+            _print(form.render(shown, one.quiet))
+    if failed:
+        raise UserError(f"--output: cannot write {'; '.join(failed)}")
 
 
-def _render(one: Output, outcomes: Sequence[Outcome]) -> str:
-    return render_text(outcomes, one.quiet) if one.format == "text" else FORMATS[one.format](outcomes)
+def _split(said: str) -> tuple[str, str]:
+    """Format and file of one ``--output``; the format is empty where only a file is named."""
+    form, equals, file = said.partition("=")
+    if not equals or not form.isalnum():
+        form, file = "", said
+    else:
+        _known(form, f"--output {said}")
+    if not file:
+        raise UserError(f"--output {said}: name a file")
+    return form, file
+
+
+def _known(form: str, where: str) -> None:
+    if form not in FORMATS:
+        raise UserError(f"{where}: no such format; known: {', '.join(FORMATS)}")
+
+
+def _by_name(file: str) -> str:
+    """The format a file's name ends in; text when it says nothing."""
+    return next((form for end, form in _BY_NAME.items() if file.lower().endswith(end)), "text")
+
+
+def _meant(form: str, file: str) -> str:
+    """The format, unless the file's name says that text was not meant for it."""
+    other = _by_name(file)
+    if form == "text" != other:
+        raise UserError(f"--format text --output {file}: say --output {other}={file}, or text={file} if that is meant")
+    return form
+
+
+def _apart(every: list[Output]) -> list[Output]:
+    """The outputs, when each has a place of its own."""
+    by_place: dict[Path | None, Output] = {}
+    for one in every:
+        place = None if one.file is None else Path(os.path.abspath(one.file))
+        other = by_place.setdefault(place, one)
+        if other is not one:
+            both = f"{other.format} and {one.format}"
+            raise UserError(
+                f"{both} would be printed into each other: give one a file, as in --output {one.format}=FILE"
+                if place is None
+                else f"--output {one.file}: {both} would be written into one file"
+            )
+    return every
+
+
+def _write(file: Path, text: str) -> list[str]:
+    """Write a file; what kept it from being written, if anything did."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        # a path that is no UTF-8 may be in it
+        file.write_text(f"{text}\n", "utf-8", errors="backslashreplace", newline="\n")
+    except OSError as error:
+        return [f"{file}: {error.strerror or error}"]
+    return []
+
+
+def _append(file: Path, appendix: Appendix, outcomes: Sequence[Outcome]) -> list[str]:
+    """Append to a file that others write to as well, within its limit; likewise."""
+    try:
+        with file.open("ab") as opened:
+            opened.write(appendix.render(outcomes, appendix.limit - opened.tell()).encode())
+    except OSError as error:
+        return [f"{file}: {error.strerror or error}"]
+    return []
+
+
+def _print(text: str) -> None:
+    encoding = sys.stdout.encoding or "utf-8"
+    if text:
+        typer.echo(text.encode(encoding, "backslashreplace").decode(encoding))

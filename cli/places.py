@@ -4,7 +4,5 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lineage.run import LATEST
-
 RUNS = Path("runs")
-LATEST_RUN = RUNS / LATEST
+LATEST_RUN = RUNS / "latest"  # lineage.run.LATEST, written out: that module loads pyarrow, and help should not

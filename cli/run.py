@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from lineage.checks.verdict import ExitCode
-from lineage.cli.places import RUNS
-from lineage.errors import MissingExtraError, UserError
-from lineage.run import LATEST, TRACE_FILE, new_run_folder, point_latest
+from lineage.cli.places import LATEST_RUN, RUNS
+from lineage.errors import MissingExtraError, UserError, ViolationError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+    from rich.console import Console
 
+    from lineage.checks.online import StepChecker
     from lineage.hooks import AnyRecorder
     from lineage.trainer.loggers import Tracking
 
@@ -42,6 +42,7 @@ CONFIG_GROUPS: dict[str, tuple[str, ...]] = {
     "reward": ("scorer", "reward_manager"),
     "reward.custom_reward_function": ("path", "name"),
     "trainer": ("total_training_steps", "n_gpus_per_node", "device", "logger", "save_freq", "seed"),
+    "trainer.lineage": ("on_violation",),
     "trace": ("enabled", "every", "keep_steps", "reuse", "sidecar", "weights"),
 }
 
@@ -51,7 +52,7 @@ HELP = (
     "model.X and rollout.X are short for actor_rollout_ref.model.X and actor_rollout_ref.rollout.X.\n\n"
     "Without any: the built-in tiny model on a built-in task, 3 steps, on this machine, no network.\n\n"
     "Configuration groups:\n\n"
-    + "\n\n".join(f"{group}.{{{','.join(names)},...}}" for group, names in CONFIG_GROUPS.items())
+    "\b\n" + "\n".join(f"{group}.{{{','.join(names)},...}}" for group, names in CONFIG_GROUPS.items())
 )
 
 
@@ -66,6 +67,7 @@ class Summary:
         trace: the trace, or None when the run was not traced.
         trace_bytes: its size.
         interrupted: ended by Ctrl-C.
+        stopped: what broke in the last step, when ``trainer.lineage.on_violation=raise`` ended the run there.
     """
 
     run: str
@@ -74,6 +76,7 @@ class Summary:
     trace: str | None = None
     trace_bytes: int = 0
     interrupted: bool = False
+    stopped: str | None = None
 
 
 def run_command(
@@ -84,13 +87,15 @@ def run_command(
         str | None, typer.Option("--cfg", help="Print the resolved configuration (job) and stop.", metavar="job")
     ] = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the verdict only.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, the report on stderr.")] = False,
 ) -> None:
     # Typer shows HELP (below) as the docstring. Raises UserError for a configuration, dataset, model or reward that
     # cannot run, and typer.Exit with 0 (trained and clean), what the check says, or 130 after Ctrl-C.
     if cfg not in (None, "job"):
         raise UserError(f"--cfg {cfg} is not known; --cfg job prints the resolved configuration")
     _need_train_extra()
+    from rich.console import Console
+
     console = Console(highlight=False, soft_wrap=True, stderr=as_json, quiet=quiet)
     config, lines = _configuration(overrides or [])
     if cfg == "job":
@@ -109,9 +114,13 @@ def run_command(
         raise typer.Exit(ExitCode.INTERRUPTED)
     if summary.trace is None:
         return
-    from lineage.cli.check import check_trace
+    from lineage.cli.gate import check_trace
 
     code = check_trace(Path(summary.trace), quiet=quiet, as_json=as_json)
+    if summary.stopped is not None and code != ExitCode.VIOLATIONS:
+        # the check of the trace could not say it: it is incomplete, or cannot be read
+        print(summary.stopped, file=sys.stderr)
+        code = ExitCode.VIOLATIONS
     _print_next(summary.trace, console)
     raise typer.Exit(code)
 
@@ -146,6 +155,7 @@ def _run(config: DictConfig, console: Console) -> Summary:
     """Train in a run folder of its own."""
     _quiet_libraries()
     from lineage import hooks
+    from lineage.run import TRACE_FILE, new_run_folder
     from lineage.trainer.config import loggers, resolved, save
     from lineage.trainer.loggers import Tracking
     from lineage.trainer.models import find_model, is_made
@@ -176,28 +186,43 @@ def _run(config: DictConfig, console: Console) -> Summary:
         keep_steps=config.trace.keep_steps,
         sidecar=config.trace.sidecar,
         reuse=config.trace.reuse,
+        on_step_sealed=_step_checker(config, folder.name),
     )
-    interrupted = False
+    interrupted, stopped = False, None
     with Tracking(loggers(config), folder, console) as tracking:
         try:
             asyncio.run(_train(config, folder, tracking))
+            recorder.close()
         except KeyboardInterrupt as error:
             interrupted = True
+            _close(recorder, error)
+        except ViolationError as error:
+            stopped = error.headline
             _close(recorder, error)
         except BaseException as error:
             _close(recorder, error)
             if isinstance(error, UserError) and not _is_latest(folder):
                 shutil.rmtree(folder, ignore_errors=True)  # it never began: the last run stays the latest
             raise
-        else:
-            recorder.close()
-    summary = Summary(str(folder), len(tracking.history), tracking.values(SCORE), interrupted=interrupted)
+    steps, scores = len(tracking.history), tracking.values(SCORE)
+    summary = Summary(str(folder), steps, scores, interrupted=interrupted, stopped=stopped)
     if off is None:
         trace = folder / TRACE_FILE
         # a trace that could not be compacted stays in parts, and the folder is what a reader opens
         summary.trace = str(trace if trace.exists() else folder)
         summary.trace_bytes = sum(file.stat().st_size for file in _files(Path(summary.trace)))
     return summary
+
+
+def _step_checker(config: DictConfig, run_id: str) -> StepChecker | None:
+    """What judges each step as it is sealed, or None: by the invariants the check at the end uses."""
+    wanted = config.trainer.lineage.on_violation
+    if wanted == "off":
+        return None
+    from lineage.checks.online import StepChecker
+    from lineage.trainer.config import resolved
+
+    return StepChecker(wanted, run={"run_id": run_id, "profile": "lineage"}, config=resolved(config))
 
 
 def _close(recorder: AnyRecorder, error: BaseException) -> None:
@@ -207,10 +232,11 @@ def _close(recorder: AnyRecorder, error: BaseException) -> None:
 
 
 def _is_latest(folder: Path) -> bool:
-    return (folder.parent / LATEST).resolve() == folder.resolve()
+    return LATEST_RUN.resolve() == folder.resolve()
 
 
 async def _train(config: DictConfig, folder: Path, tracking: Tracking) -> None:
+    from lineage.run import point_latest
     from lineage.trainer.grpo import PPOTrainerSync
 
     trainer = PPOTrainerSync(config, folder=folder, tracking=tracking)
@@ -242,6 +268,8 @@ def _print_summary(summary: Summary, console: Console) -> None:
     word = "interrupted after" if summary.interrupted else "trained"
     scores = "" if not summary.scores else f", score {' '.join(f'{score:.3f}' for score in _ends(summary.scores))}"
     console.print(f"{word} {summary.steps} steps{scores}", markup=False)
+    if summary.stopped is not None:
+        console.print(f"stopped by trainer.lineage.on_violation=raise: {summary.run}", markup=False)
     if summary.trace is not None:
         console.print(f"trace {summary.trace} ({summary.trace_bytes / 1e6:.2f} MB)", markup=False)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lineage.cli.json_text import print_json
 from lineage.cli.table import print_table
-from lineage.traces import Life, life, open_trace
-from lineage.traces.life import Event
+
+if TYPE_CHECKING:
+    from lineage.traces.life import Event, Life
 
 _COLUMNS = (
     "step", "stage", "op", "field", "key", "producer", "consumer", "shape", "valid", "mask_sum", "value", "dtype",
@@ -18,16 +20,29 @@ _COLUMNS = (
 
 
 def show_command(
-    trace: Annotated[Path, typer.Argument(help="Parquet file, run folder or glob.")],
+    trace: Annotated[str, typer.Argument(help="Parquet file, run folder, glob or URL.", metavar="TRACE")],
     name: Annotated[str, typer.Argument(help="Trajectory key, or the uid of a group.", metavar="KEY|UID")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: every event with every field.")] = False,
 ) -> None:
-    """Show a trajectory's life, or a whole prompt group from uid to weight sync."""
+    """Show a trajectory's life, or that of a whole prompt group."""
+    from lineage.traces import open_trace
+    from lineage.traces.life import life
+
     with open_trace(trace) as opened:
         found = life(opened, name)
+    if as_json:
+        print_json({**asdict(found), "events": [_json(event) for event in found.events]})
+        return
     typer.echo(f"uid {found.uid}")
     typer.echo(f"trajectories {', '.join(found.keys) or 'none'}")
     typer.echo(f"step {', '.join(map(str, found.steps))}\n")
     print_table(_COLUMNS, [_row(event, found) for event in found.events])
+
+
+def _json(event: Event) -> dict[str, object]:
+    """Every field; the fingerprint in hexadecimal, for a JSON number of 64 bits is cut short by many readers."""
+    mark = event.fingerprint
+    return {**asdict(event), "fingerprint": None if mark is None else f"{mark:016x}"}
 
 
 def _row(event: Event, found: Life) -> tuple[object, ...]:

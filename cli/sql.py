@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
-import duckdb
 import typer
 
+from lineage.cli.json_text import print_json
 from lineage.cli.table import print_table
-from lineage.traces import TraceError, open_trace
+from lineage.errors import UserError
 
 
 class Format(StrEnum):
@@ -25,18 +23,17 @@ class Format(StrEnum):
 
 
 def sql_command(
-    trace: Annotated[Path, typer.Argument(help="Parquet file, run folder or glob.")],
-    query: Annotated[str, typer.Argument(help="SQL over rows, facts, trajectories, groups, steps.")],
-    form: Annotated[Format, typer.Option("--format", help="table, csv or json.")] = Format.TABLE,
+    trace: Annotated[str, typer.Argument(help="Parquet file, run folder, glob or URL.", metavar="TRACE")],
+    query: Annotated[str, typer.Argument(help="SQL over rows, facts, trajectories, groups, steps.", metavar="QUERY")],
+    form: Annotated[Format, typer.Option("--format", help="How the answer is printed.")] = Format.TABLE,
+    as_json: Annotated[bool, typer.Option("--json", help="Short for --format json: a list of objects.")] = False,
 ) -> None:
-    """Ask a trace with SQL; the query can read this trace and nothing else."""
+    """Ask a trace with SQL; it reads that trace and no other file."""
+    from lineage.traces import open_trace
+
+    form = Format.JSON if as_json else form
     with open_trace(trace) as opened:
-        relation = opened.sql(query)
-        columns = list(relation.columns)
-        try:
-            rows = relation.fetchall()
-        except duckdb.Error as error:
-            raise TraceError(f"sql: {str(error).splitlines()[0]}") from error
+        columns, rows = opened.fetch(query)
     if form is Format.TABLE:
         print_table(columns, rows)
     elif form is Format.CSV:
@@ -44,4 +41,7 @@ def sql_command(
         writer.writerow(columns)
         writer.writerows(rows)
     else:
-        typer.echo(json.dumps([dict(zip(columns, row, strict=True)) for row in rows], default=str))
+        twice = sorted({name for name in columns if columns.count(name) > 1})
+        if twice:
+            raise UserError(f"sql: two columns are named {twice[0]!r}; name one otherwise, as in: {twice[0]} as other")
+        print_json([dict(zip(columns, row, strict=True)) for row in rows], indent=None)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.table import Table
-
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print rows under their column names. NO_COLOR is honoured by rich; a pipe gets no rules and no colour."""
     cells = [[_text(value) for value in row] for row in rows]
     if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+
         table = Table(*columns, header_style="bold", pad_edge=False)
         for row in cells:
             table.add_row(*map(_escape, row))

@@ -25,3 +25,20 @@ class MissingExtraError(UserError):
     def __init__(self, feature: str, extra: str, module: str | None = None) -> None:
         missing = f" ({module} is missing)" if module else ""
         super().__init__(f'{feature} needs the {extra!r} extra{missing}: pip install "rl-lineage[{extra}]"')
+
+
+class ViolationError(LineageError):
+    """A step that was just sealed broke a contract, and the run was told to stop there.
+
+    Attributes:
+        headline: what broke, where, for which trajectories, as ``lineage check`` prints it.
+        global_steps: the step.
+    """
+
+    def __init__(self, headline: str, global_steps: int) -> None:
+        super().__init__(headline)
+        self.headline, self.global_steps = headline, global_steps
+
+
+class CheckError(UserError):
+    """A sealed step could not be checked, and the run was told to let no step pass unchecked."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,22 +16,30 @@ from typing import Any
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from lineage import locks
 from lineage.batch import FieldColumn
 from lineage.buffers import record_batch
-from lineage.compact import compact, parts_folder
+from lineage.compact import compact
 from lineage.contents import Contents
 from lineage.elements import Elements
-from lineage.errors import RecorderError, UserError
+from lineage.errors import CheckError, RecorderError, UserError, ViolationError
 from lineage.links import link
+from lineage.parts import PARTS, parts_folder
 from lineage.row import FinishedRow, Row, joined_columns, joined_keys, joined_rows
-from lineage.run import TRACE_FILE, RunInfo
+from lineage.run import RunInfo
 from lineage.scopes import NULL_STAGE, StageScopes
+from lineage.segments import trace_files
 from lineage.stage import NullStage, Stage
-from lineage.writer import PARTS, PartWriter, StateFile
+from lineage.state import StateFile
+from lineage.writer import PartWriter
 
 log = logging.getLogger("lineage")
 
+_START_SECONDS = 10.0  # starts and compactions in one folder wait for each other
 _WHY_KEPT = 20  # reasons for dropped rows kept in the trace
+
+# called with the rows of a step, None where some of them were lost, and its number
+OnStepSealed = Callable[[pa.RecordBatch | None, int], None]
 
 
 class Recorder(StageScopes):
@@ -44,8 +52,11 @@ class Recorder(StageScopes):
         rank: global rank, for a ranked process.
         coord: position in each parallel dimension, for a ranked process.
         every: trace one step of so many, the first one always.
-        keep_steps: keep about the last so many steps while running; None keeps all.
+        keep_steps: keep the last so many traced steps while running, and never more than twice as many and the one
+            being written; None keeps all.
         reuse: compute the statistics of equal contents of a step once.
+        on_step_sealed: called when a step is on disk, with its rows; a :class:`ViolationError` or :class:`CheckError`
+            it raises comes out of :meth:`seal` (or of the verb that sealed), any other exception is logged, once.
 
     Raises:
         RecorderError: the folder cannot be written. A recorder that cannot start stops the run.
@@ -62,13 +73,13 @@ class Recorder(StageScopes):
         every: int = 1,
         keep_steps: int | None = None,
         reuse: bool = True,
+        on_step_sealed: OnStepSealed | None = None,
     ) -> None:
         super().__init__(every)
         if keep_steps is not None and keep_steps < 1:
             raise RecorderError(f"keep_steps={keep_steps}: keep at least one step, or None for all")
         self.folder = Path(folder)
-        if (self.folder / TRACE_FILE).exists():
-            raise RecorderError(f"{self.folder} already holds a trace: record each run into a folder of its own")
+        self._refuse_a_trace()
         self.info = info
         self.elements = Elements()
         self._constants: dict[str, Any] = {"run_id": info.run_id, "process": process, "rank": rank}
@@ -81,11 +92,16 @@ class Recorder(StageScopes):
         self._contents = Contents(reuse)
         self._cleared: list[str] = []
         self._closed = False
+        self._on_step_sealed = on_step_sealed
         try:
             parts = self.folder / PARTS
-            self._writer = PartWriter(parts, process, keep_steps)
-            self._state = StateFile(parts, process)
-            info.write(parts)
+            with locks.hold(parts, _START_SECONDS) as alone:
+                if not alone:
+                    raise RecorderError(f"{self.folder} is being compacted: record each run into a folder of its own")
+                self._refuse_a_trace()
+                self._state = StateFile(parts, process, info.run_id)
+                self._writer = PartWriter(parts, process, keep_steps)
+                info.write(parts)
             # Arrow's first conversion imports pandas: a second that would fall on the first step
             record_batch([], self._contents, {**self._constants, "global_steps": 0})
         except OSError as error:
@@ -101,8 +117,7 @@ class Recorder(StageScopes):
         if self._pending:
             self.seal()
         self.global_steps = int(global_steps)
-        self._state.state["open_step"] = self.global_steps if self.tracing else None
-        self._state.write()
+        self._state.begin(self.global_steps, self.tracing)
 
     def make_stage(
         self, name: str, producer: str | None, consumer: str | None, context: dict[str, Any], parent: Stage | None
@@ -111,7 +126,15 @@ class Recorder(StageScopes):
         return Stage(self, name, producer, consumer, context)
 
     def seal(self) -> None:
-        """End the step: its rows go to disk as one batch."""
+        """End the step: its rows go to disk as one batch.
+
+        Raises:
+            ViolationError: ``on_step_sealed`` says that the step broke a contract.
+            CheckError: it says that the step could not be checked.
+        """
+        self._seal(torn=False)
+
+    def _seal(self, torn: bool) -> None:
         stages, self._open_stages = self._open_stages, []
         for stage in stages:
             stage.close()  # a late writer's rows, and stages still open across the step
@@ -121,6 +144,7 @@ class Recorder(StageScopes):
         self._finished, self._contents = [], Contents(self._reuse)
         state = self._state.state
         step, state["open_step"] = self.global_steps, None
+        batch = None
         if rows:
             try:
                 rows.sort(key=lambda row: row.seq)
@@ -131,39 +155,72 @@ class Recorder(StageScopes):
             except Exception as error:
                 self.drop(len(rows), f"{type(error).__name__}: {error}")
             else:
-                if not state["steps"] or state["steps"][-1] != step:
-                    state["steps"].append(step)
-                if self._writer.gone_through is not None:
-                    state["steps"] = [kept for kept in state["steps"] if kept > self._writer.gone_through]
+                self._state.sealed(step)
+        self._state.removed(self._writer.expired)
         self._state.write()
+        self._writer.remove_expired()  # after the state has said so: a reader then knows what it misses
+        lost = step in state["dropped"]["steps"]
+        if (batch is not None or lost) and not torn:
+            self._tell(None if lost else batch, step)
+
+    def _tell(self, batch: pa.RecordBatch | None, step: int) -> None:
+        if self._on_step_sealed is None:
+            return
+        try:
+            self._on_step_sealed(batch, step)
+        except (ViolationError, CheckError):
+            raise
+        except Exception:
+            log.exception("lineage: on_step_sealed failed at step %d and is not called again", step)
+            self._on_step_sealed = None
 
     def close(self, error: BaseException | None = None) -> Path | None:
         """Seal what is open and compact the parts to ``trace.parquet``.
 
         Args:
-            error: what ended the run, if it did not end in order. The step it was in is then torn.
+            error: what ended the run, if it did not end in order. The step it was in is then torn. A run that a
+                violation stopped did end in order: its last step is sealed.
 
         Returns:
             The trace, or None where only the parts could be kept.
-        """
-        return self.end(reason_of(error))
 
-    def end(self, why: str | None) -> Path | None:
-        """:meth:`close` by the text of the error that ended the run, None where it ended in order."""
+        Raises:
+            ViolationError, CheckError: as :meth:`seal`, of what was not yet sealed; the trace is closed by then.
+        """
+        return self.end(reason_of(error), stopped=isinstance(error, (ViolationError, CheckError)))
+
+    def end(self, why: str | None, stopped: bool = False) -> Path | None:
+        """:meth:`close` by the text of the error that ended the run, None where it ended in order.
+
+        Args:
+            why: the error.
+            stopped: it came from ``on_step_sealed``.
+        """
         if self._closed:
             return None
         self._closed = True
         state = self._state.state
-        if why is not None and (state["open_step"] is not None or self._pending):
+        torn = why is not None and (state["open_step"] is not None or self._pending)
+        if torn:
             state["torn"].append(self.global_steps)
+        verdict = None
         if self._pending:
-            self.seal()
+            try:
+                self._seal(torn)
+            except (ViolationError, CheckError) as error:
+                verdict = error
         state["open_step"] = None
-        state["closed"] = why is None
+        state["closed"] = why is None or (stopped and not torn)
         if why is not None:
             state["error"] = why
+        trace = self._finish()
+        if verdict is not None:
+            raise verdict
+        return trace
+
+    def _finish(self) -> Path | None:
         try:
-            self._writer.seal(self.global_steps)
+            self._writer.seal()
             self._state.close()
             # nothing recorded leaves nothing to compact
             recorded = parts_folder(self.folder / PARTS) is not None
@@ -179,6 +236,10 @@ class Recorder(StageScopes):
     def keep(self, stage: Stage) -> None:
         """A stage has rows: they go to the step that is open when it is sealed, also those of a late writer."""
         self._open_stages.append(stage)
+
+    def _refuse_a_trace(self) -> None:
+        if trace_files(self.folder):
+            raise RecorderError(f"{self.folder} already holds a trace: record each run into a folder of its own")
 
     def _batch(self, rows: list[FinishedRow], contents: Contents, step: int) -> pa.RecordBatch:
         """The step as one batch; a row that Arrow refuses is lost alone."""
@@ -242,8 +303,7 @@ class Recorder(StageScopes):
         if dropped["rows"] == 0:
             log.warning("lineage: dropped rows of step %s (%s); the trace will say so", self.global_steps, why)
         dropped["rows"] += rows
-        if self.global_steps not in dropped["steps"][-1:]:
-            dropped["steps"].append(self.global_steps)
+        dropped["steps"].append(self.global_steps)
         why = why[:100]
         if why not in dropped["why"] and len(dropped["why"]) < _WHY_KEPT:
             dropped["why"].append(why)

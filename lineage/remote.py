@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from lineage.batch import container_name, frozen_items
 from lineage.elements import KNOWN_TAGS
-from lineage.errors import RecorderError
+from lineage.errors import CheckError, RecorderError, ViolationError
 from lineage.freeze import Frozen, FrozenNested, FrozenObjects, freeze
 from lineage.recorder import reason_of
 from lineage.run import RunInfo
@@ -29,7 +29,7 @@ from lineage.stage import Keys, Stage
 from lineage.stage_rows import Columns, check_context, guarded
 
 if TYPE_CHECKING:
-    from lineage.recorder import Recorder
+    from lineage.recorder import OnStepSealed, Recorder
 
 log = logging.getLogger("lineage")
 
@@ -47,13 +47,23 @@ class RemoteRecorder(StageScopes):
         folder: run folder.
         info: what the file says of the run.
         every: trace one step of so many, the first one always.
+        on_step_sealed: as for :class:`Recorder`; pickled, and called in the other process. What it raises comes out of
+            :meth:`seal` here, which waits for it, unless it has an attribute ``waits`` that is false.
         options: further options of the recorder.
 
     Raises:
         RecorderError: the recorder could not start.
     """
 
-    def __init__(self, folder: Path, info: RunInfo, *, every: int = 1, **options: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        info: RunInfo,
+        *,
+        every: int = 1,
+        on_step_sealed: OnStepSealed | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(every)
         self.folder = Path(folder)
         self.elements = _RemoteElements(self)
@@ -61,18 +71,41 @@ class RemoteRecorder(StageScopes):
         self._bytes = 0
         self._stages = 0
         self._closed = False
-        self._pipe = _Pipe(pickle.dumps((self.folder, info, {"every": every, **options})))
+        self._waits = on_step_sealed is not None and bool(getattr(on_step_sealed, "waits", True))
+        self._sealed = True
+        options |= {"every": every, "on_step_sealed": on_step_sealed}
+        try:
+            greeting = pickle.dumps((self.folder, info, options, self._waits))
+        except Exception as error:  # pickling runs code of the objects themselves
+            raise RecorderError(
+                f"the recorder's process cannot be told its options ({error}); record inside this one: sidecar=False"
+            ) from error
+        self._pipe = _Pipe(greeting)
 
     def step(self, global_steps: int) -> None:
         """Name the step that begins; the other process is told at once, so that a kill leaves it named."""
+        if self._waits and not self._sealed:
+            self.seal()
         self.global_steps = int(global_steps)
         self.send("step", self.global_steps)
         self.flush()
 
     def seal(self) -> None:
-        """End the step: what was recorded goes to the other process."""
+        """End the step: what was recorded goes to the other process, whose verdict is waited for if there is one.
+
+        Raises:
+            ViolationError: ``on_step_sealed`` says that the step broke a contract.
+            CheckError: it says that the step could not be checked, or the other process is gone.
+        """
         self.send("seal")
         self.flush()
+        self._sealed = True
+        if not self._waits:
+            return
+        answer = self._pipe.answer("sealed")
+        if answer is None:
+            raise CheckError(f"the recorder's process is gone: step {self.global_steps} could not be checked")
+        _raise(answer)
 
     def close(self, error: BaseException | None = None) -> Path | None:
         """Seal what is open and wait until the other process has compacted the trace.
@@ -82,16 +115,20 @@ class RemoteRecorder(StageScopes):
 
         Returns:
             The trace, or None where only the parts could be kept.
+
+        Raises:
+            ViolationError, CheckError: as :meth:`seal`, of what was not yet sealed; the trace is closed by then.
         """
         if self._closed:
             return None
         self._closed = True
-        self.send("end", reason_of(error))
+        self.send("end", reason_of(error), isinstance(error, (ViolationError, CheckError)))
         self.flush()
         answer = self._pipe.close()
         if answer is None:
             log.error("lineage: the recorder's process is gone; what it wrote stays in parts under %s", self.folder)
             return None
+        _raise(answer)
         return None if answer["trace"] is None else Path(answer["trace"])
 
     def make_stage(
@@ -106,6 +143,7 @@ class RemoteRecorder(StageScopes):
     def send(self, *call: Any, nbytes: int = 0) -> None:
         """Add a call to the message of the step; ``nbytes`` is about what it holds."""
         self._calls.append((time.time_ns(), *call))
+        self._sealed = False
         self._bytes += nbytes
         if self._bytes > _MESSAGE_BYTES:
             self.flush()
@@ -233,9 +271,9 @@ class _Pipe:
         self._thread = threading.Thread(target=self._write, name="lineage-pipe", daemon=True)
         self._thread.start()
         self.put(greeting)
-        answer = self._answer()
-        if answer is None or "error" in answer:
-            raise RecorderError(answer["error"] if answer else "the recorder's process could not start")
+        answer = self.answer("started")
+        if answer is None or answer["started"] is not True:
+            raise RecorderError(answer["started"] if answer else "the recorder's process could not start")
 
     def put(self, message: bytes) -> None:
         """Queue a message, when there is room; nothing is sent once the process is gone."""
@@ -249,9 +287,17 @@ class _Pipe:
         """Wait until everything is written and return the process's last word, None when it died without one."""
         self._waiting.put(None)
         self._thread.join()
-        answer = self._answer()
+        answer = self.answer("trace")
         self._process.wait()
         return answer
+
+    def answer(self, name: str) -> dict[str, Any] | None:
+        """The next answer that has this name; None once the process is gone. An interrupted wait left others unread."""
+        while line := cast("IO[bytes]", self._process.stdout).readline():
+            answer: dict[str, Any] = json.loads(line)
+            if name in answer:
+                return answer
+        return None
 
     def _write(self) -> None:
         sink = cast("IO[bytes]", self._process.stdin)
@@ -269,9 +315,13 @@ class _Pipe:
                 self._broken = True
                 self._room.notify()
 
-    def _answer(self) -> dict[str, Any] | None:
-        line = cast("IO[bytes]", self._process.stdout).readline()
-        return json.loads(line) if line else None
+
+def _raise(answer: Mapping[str, Any]) -> None:
+    """Raise what the other process's ``on_step_sealed`` raised."""
+    if answer.get("violation") is not None:
+        raise ViolationError(answer["violation"], answer["global_steps"])
+    if answer.get("unchecked") is not None:
+        raise CheckError(answer["unchecked"])
 
 
 def _pickled(value: Any) -> bytes | None:

@@ -20,6 +20,7 @@ from lineage.schema import META_CONFIG, META_RUN, META_STATE, META_VERSION, SCHE
 
 INFO_FILE = "run.json"
 TRACE_FILE = "trace.parquet"
+SEGMENT_FILE = "trace-{:05d}.parquet"  # of a trace too large for one file
 LATEST = "latest"
 
 _VERSIONS_OF = ("rl-lineage", "torch", "tensordict", "transformers", "ray", "vllm", "verl", "trl", "TransferQueue")
@@ -52,7 +53,9 @@ class RunInfo:
             "versions": installed_versions(),
             **self.facts,
         }
-        (folder / INFO_FILE).write_text(json.dumps({"run": run, "config": self.config}, default=str))
+        temporary = folder / f".{INFO_FILE}-{secrets.token_hex(4)}"  # a reader finds the old text or the new one
+        temporary.write_text(json.dumps({"run": run, "config": self.config}, default=str))
+        os.replace(temporary, folder / INFO_FILE)
 
 
 def file_metadata(folder: Path, state: Mapping[str, Any]) -> dict[bytes, bytes]:

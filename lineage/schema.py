@@ -19,6 +19,7 @@ META_VERSION = b"lineage.schema_version"
 META_RUN = b"lineage.run"  # run_id, profile, versions, seed, hashes of model, tokenizer and config, git revision
 META_CONFIG = b"lineage.config"  # the resolved configuration
 META_STATE = b"lineage.state"  # closed, steps sealed, steps torn, what was dropped and why
+META_SEGMENT = b"lineage.segment"  # number, of, plan: only in the files of a trace that takes several
 
 COORD = pa.struct([(axis, pa.int32()) for axis in ("dp", "sp", "tp", "pp", "cp", "ep")])
 PARENT = pa.struct([("process", pa.string()), ("seq", pa.int64())])

@@ -1,20 +1,25 @@
 """The recorder's own process: reads the calls of :mod:`lineage.remote` from its input and replays them on a recorder.
 
 Started as ``python -m lineage.sidecar``. The first message says where and what to record; then each message is a list
-of calls. It answers one JSON line when the recorder has started and one when it has ended. When the training process
-is killed its input ends, and the trace is left as that process would have left it: whole steps, and the torn one named.
+of calls. It answers one JSON line when the recorder has started, one when it has ended, and, where the training
+process waits for ``on_step_sealed``, one a sealed step. When the training process is killed its input ends, and the
+trace is left as that process would have left it: whole steps, and the torn one named.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import os
 import pickle
 import sys
 from typing import IO, Any
 
-from lineage.errors import LineageError
+from lineage.errors import CheckError, LineageError, ViolationError
 from lineage.recorder import Recorder
 from lineage.stage import Stage
+
+log = logging.getLogger("lineage")
 
 
 class Replay:
@@ -33,10 +38,17 @@ class Replay:
         recorder.now = lambda: self._time_ns
 
     def do(self, call: tuple[Any, ...]) -> None:
-        """Do one call; rows keep the time at which it was made. A call that fails is counted, and the next is done."""
+        """Do one call; rows keep the time at which it was made. A call that fails is counted, and the next is done.
+
+        Raises:
+            ViolationError, CheckError: the call sealed a step, and ``on_step_sealed`` raised it.
+        """
         self._time_ns, name, *arguments = call
         try:
             self._do(name, arguments)
+        except (ViolationError, CheckError):
+            self._forget_old_stages()
+            raise
         except Exception as error:
             self.recorder.drop(1, f"{name}: {type(error).__name__}: {error}")
 
@@ -87,24 +99,59 @@ class Replay:
         getattr(stage, verb)(*arguments, **options)
 
 
+class Answers:
+    """Answers to the training process, a JSON line each.
+
+    They have the standard output for themselves: what somebody's check prints goes to the standard error.
+    """
+
+    def __init__(self) -> None:
+        self._lines = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def send(self, verdict: LineageError | None = None, **said: Any) -> None:
+        """Send one, with what ``on_step_sealed`` raised."""
+        if isinstance(verdict, ViolationError):
+            said |= {"violation": verdict.headline, "global_steps": verdict.global_steps}
+        elif verdict is not None:
+            said["unchecked"] = str(verdict)
+        print(json.dumps(said), file=self._lines, flush=True)
+
+
 def main() -> None:
     """Read, replay, answer."""
-    source, answers = sys.stdin.buffer, sys.stdout
-    folder, info, options = pickle.loads(_message(source) or b"")
+    source, answers = sys.stdin.buffer, Answers()
+    try:
+        folder, info, options, waited_for = pickle.loads(_message(source) or b"")
+    except Exception as error:  # an option of a class that this process does not know
+        answers.send(started=f"the recorder's process cannot read its options: {type(error).__name__}: {error}")
+        return
     try:
         recorder = Recorder(folder, info, **options)
     except LineageError as error:
-        print(json.dumps({"error": str(error)}), file=answers, flush=True)
+        answers.send(started=str(error))
         return
-    print(json.dumps({"started": True}), file=answers, flush=True)
+    answers.send(started=True)
     replay = Replay(recorder)
     while (message := _message(source)) is not None:
         for call in _calls(message, recorder):
+            verdict: LineageError | None = None
             if call[1] == "end":
-                trace = recorder.end(call[2])
-                print(json.dumps({"trace": None if trace is None else str(trace)}), file=answers, flush=True)
+                trace = None
+                try:
+                    trace = recorder.end(*call[2:])
+                except (ViolationError, CheckError) as error:
+                    verdict = error
+                answers.send(verdict, trace=None if trace is None else str(trace))
                 return
-            replay.do(call)
+            try:
+                replay.do(call)
+            except (ViolationError, CheckError) as error:
+                verdict = error
+            if call[1] == "seal" and waited_for:
+                answers.send(verdict, sealed=recorder.global_steps)
+            elif verdict is not None:
+                log.error("lineage: %s", verdict)
 
 
 def _calls(message: bytes, recorder: Recorder) -> list[tuple[Any, ...]]:

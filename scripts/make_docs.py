@@ -2,14 +2,17 @@
 
     python scripts/make_docs.py [--check]
 
-``docs/schema.md`` comes from ``lineage.schema`` and ``lineage.vocabulary``; ``docs/checks/<CODE>.md`` and the table of
-codes in ``docs/checks/README.md`` from the invariant catalogue; each ``console`` block of ``README.md`` from running
-its command. ``--check`` writes nothing and exits 1 when a page is stale; the seconds a command prints are not compared.
+``docs/schema.md`` comes from ``lineage.schema`` and ``lineage.vocabulary``; ``docs/checks/<CODE>.md`` and the tables of
+sources and codes in ``docs/checks/README.md`` from the invariant catalogue; ``docs/cli.md`` from the Typer application,
+by Typer; the files shown in ``docs/ci.md`` from the templates of ``lineage init-ci``; each ``console`` block of
+``README.md`` from running its command. ``--check`` writes nothing and exits 1 when a page is stale; the seconds a
+command prints are not compared.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
 import subprocess
@@ -24,6 +27,8 @@ sys.path.insert(0, str(ROOT))
 
 from lineage import schema, vocabulary  # noqa: E402
 from lineage.checks.catalogue import Invariant, catalogue  # noqa: E402
+from lineage.checks.sources import SOURCES  # noqa: E402
+from lineage.cli.exit_codes import JUDGES  # noqa: E402
 
 GROUPS: tuple[tuple[str, tuple[schema.Column, ...]], ...] = (
     ("Who and when", schema.WHO_WHEN),
@@ -41,8 +46,22 @@ METADATA = (
     (schema.META_CONFIG, "the resolved configuration"),
     (schema.META_STATE, "closed, steps sealed, steps torn, what was dropped and why"),
 )
+#: what the program, or a library it calls, reads from the environment
+ENVIRONMENT = (
+    ("LINEAGE_DISABLED", "any value but `0` makes every verb of the recorder a no-op"),
+    ("LINEAGE_NO_PLUGINS", "any value but `0` leaves out the invariants of installed plugins"),
+    ("GITHUB_STEP_SUMMARY", "file that `--format github` appends what GitHub would cut off to; set by GitHub"),
+    ("NO_COLOR", "no colour in a terminal; a pipe never gets any"),
+    ("COLUMNS", "width of help and tables"),
+    ("XDG_CACHE_HOME", "where made models are kept (`~/.cache` when unset); read by `lineage run`"),
+    ("HF_HUB_OFFLINE", "set to `1` by `lineage run` unless it is set: no hub is asked"),
+    ("TOKENIZERS_PARALLELISM", "set to `false` by `lineage run` unless it is set"),
+    ("HF_HUB_DISABLE_PROGRESS_BARS", "set to `1` by `lineage run` unless it is set"),
+)
 CONSOLE = re.compile(r"(?<=^```console\n)\$ lineage (?P<arguments>.*)\n(?P<output>(?s:.*?))(?=^```$)", re.M)
 _CODES = re.compile(r"(?<=<!-- codes: made by scripts/make_docs.py -->\n).*(?=<!-- end of codes -->)", re.S)
+_SOURCES = re.compile(r"(?<=<!-- sources: made by scripts/make_docs.py -->\n).*(?=<!-- end of sources -->)", re.S)
+_FILE = re.compile(r"(?P<head>^<!-- file: (?P<path>\S+) -->\n```\w+\n)(?s:.*?)(?=^```$)", re.M)
 _SECONDS = re.compile(r" in \d+\.\d+ s$", re.M)
 
 
@@ -52,7 +71,10 @@ def pages() -> dict[Path, str]:
     for one in catalogue():
         made[ROOT / "docs" / "checks" / f"{one.code}.md"] = code_page(one)
     index = ROOT / "docs" / "checks" / "README.md"
-    made[index] = _CODES.sub(lambda _: codes_table(), index.read_text("utf-8"))
+    made[index] = _SOURCES.sub(lambda _: sources_table(), _CODES.sub(lambda _: codes_table(), index.read_text("utf-8")))
+    made[ROOT / "docs" / "cli.md"] = cli_page()
+    gates = ROOT / "docs" / "ci.md"
+    made[gates] = with_files(gates.read_text("utf-8"))
     readme = ROOT / "README.md"
     made[readme] = with_outputs(readme.read_text("utf-8"))
     return made
@@ -124,6 +146,46 @@ def codes_table() -> str:
     """All codes with the sentence each enforces."""
     body = [(f"[{one.code}]({one.code}.md)", one.severity, one.says) for one in catalogue()]
     return "\n".join(table(("code", "severity", "enforces"), body)) + "\n"
+
+
+def sources_table() -> str:
+    """The sources an invariant's header names."""
+    return "\n".join(table(("source", "invariant"), list(SOURCES.items()))) + "\n"
+
+
+def cli_page() -> str:
+    """The reference of every command: what Typer writes of the application, then exit codes and environment."""
+    typer = [sys.executable, "-m", "typer", "lineage.cli", "utils", "docs", "--name", "lineage"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*typer, "--title", "The command line"], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    # `\b` keeps the lines of a paragraph in the terminal; here a block does
+    text = re.sub(r"^\x08\n(.*?)\n$", r"```text\n\1\n```\n", done.stdout, flags=re.M | re.S)
+    for name, sentence in re.findall(r"^## `lineage ([\w-]+)`\n\n(.*)$", text, re.M):
+        text = re.sub(rf"^\* `{name}`: .*$", f"* [`{name}`](#lineage-{name}): {sentence}", text, flags=re.M)
+    codes = table(("exit code", "means"), [(str(int(code)), said) for code, said in JUDGES.items()])
+    variables = table(("variable", "does"), [(f"`{name}`", said) for name, said in ENVIRONMENT])
+    return "\n".join(
+        [
+            "<!-- made by scripts/make_docs.py from cli/ -->",
+            text.rstrip() + "\n",
+            "## Exit codes\n",
+            *codes,
+            "\nOver several traces 2 beats 1 beats 3 beats 0. An error is one line on stderr: what, where, how to mend",
+            "it. With `--json` nothing but JSON goes to stdout.\n",
+            "## Environment\n",
+            *variables,
+            "\n`lineage --install-completion` teaches the shell the commands, the options and the codes;",
+            "`lineage --show-completion` prints what it would write.",
+            "",
+        ]
+    )
+
+
+def with_files(text: str) -> str:
+    """A page whose blocks under ``<!-- file: PATH -->`` hold that file."""
+    return _FILE.sub(lambda block: block["head"] + (ROOT / block["path"]).read_text("utf-8"), text)
 
 
 def with_outputs(text: str) -> str:

@@ -16,6 +16,7 @@ import typer
 import lineage
 from lineage.checks.verdict import ExitCode
 from lineage.cli import app
+from lineage.cli.exit_codes import JUDGES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -87,6 +88,60 @@ def test_a_stale_page_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ROOT / "docs" / "schema.md" in make_docs.stale(make_docs.pages())
 
 
+def test_a_changed_option_or_template_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another reference of the command line makes its page stale, and another template the page that shows it."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import make_docs
+
+    monkeypatch.setattr(make_docs, "with_outputs", lambda text: text)
+    monkeypatch.setattr(make_docs, "cli_page", lambda: "another page")
+    gates = (ROOT / "docs" / "ci.md").read_text("utf-8")
+    assert make_docs.with_files(gates) == gates
+    monkeypatch.setattr(make_docs, "with_files", lambda text: text.replace("runs-on", "runs_on"))
+    assert {ROOT / "docs" / "cli.md", ROOT / "docs" / "ci.md"} <= set(make_docs.stale(make_docs.pages()))
+
+
+def test_the_page_on_ci_shows_every_template() -> None:
+    """docs/ci.md holds each file that lineage init-ci writes, word for word."""
+    page = (ROOT / "docs" / "ci.md").read_text("utf-8")
+    templates = sorted((ROOT / "cli" / "templates").iterdir())
+    assert templates
+    for template in templates:
+        assert f"```yaml\n{template.read_text('utf-8')}```\n" in page, template.name
+
+
+@pytest.mark.parametrize("name", [None, *COMMANDS])
+def test_every_command_and_every_option_has_help(name: str | None) -> None:
+    """Help says what each command, argument and option is for, and which exit codes there are."""
+    command = typer.main.get_command(app) if name is None else COMMANDS[name]
+    assert command.help
+    assert "Exit codes:" in command.epilog
+    for parameter in command.params:
+        assert parameter.help, parameter.name
+
+
+def test_the_reference_names_every_option() -> None:
+    """Every argument and option of every command stands in docs/cli.md under its command."""
+    page = (ROOT / "docs" / "cli.md").read_text("utf-8")
+    for name, command in COMMANDS.items():
+        (text,) = re.findall(rf"^## `lineage {name}`\n(.*?)(?=^## )", page, re.M | re.S)
+        for parameter in command.params:
+            shown = parameter.opts if parameter.param_type_name == "option" else [parameter.metavar or parameter.name]
+            assert all(re.search(rf"^\* `[^`]*{re.escape(word)}", text, re.M) for word in shown), parameter.name
+
+
+def test_every_variable_the_program_reads_is_on_the_page() -> None:
+    """Each environment variable named in the code is in the table of docs/cli.md."""
+    page = (ROOT / "docs" / "cli.md").read_text("utf-8")
+    read = re.compile(
+        r"""(?:environ(?:\.get|\.setdefault)?[\[(]\s*["'](?=[A-Z])|["'](?=(?:LINEAGE|GITHUB)_))([A-Z0-9_]+)["']"""
+    )
+    folders = ("lineage", "traces", "checks", "trainer", "cli")
+    named = {name for top in folders for file in (ROOT / top).rglob("*.py") for name in read.findall(file.read_text())}
+    assert "LINEAGE_DISABLED" in named
+    assert {name for name in named if f"| `{name}` |" not in page} == set()
+
+
 def test_the_recorder_example_is_ten_lines_and_checks_clean(tmp_path: Path) -> None:
     """The example runs as written, leaves three whole steps, and its check exits 0."""
     example = block("Record your own loop", "python")
@@ -146,7 +201,7 @@ def test_the_duckdb_lines_answer_what_they_say(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_list_of_commands_is_the_command_line() -> None:
     """The table names every command once, and each option it names is one of that command's."""
-    rows = re.findall(r"^\| `lineage (\w+)[^`]*` \| (.*) \|$", section("Commands"), re.M)
+    rows = re.findall(r"^\| `lineage ([\w-]+)[^`]*` \| (.*) \|$", section("Commands"), re.M)
     assert sorted(name for name, _ in rows) == sorted(COMMANDS)
     for name, text in rows:
         options = {option for parameter in COMMANDS[name].params for option in parameter.opts}
@@ -156,13 +211,15 @@ def test_the_list_of_commands_is_the_command_line() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_a_page_names_exists(page: Path) -> None:
     """``lineage <word>`` at the start of code is a command."""
-    named = re.findall(r"(?:`|^\$ |^|&& )lineage ([a-z]+)\b", page.read_text("utf-8"), re.M)
+    named = re.findall(r"(?:`|^\$ |^|&& )lineage ([a-z]+(?:-[a-z]+)*)\b", page.read_text("utf-8"), re.M)
     assert set(named) <= set(COMMANDS)
 
 
 def test_the_exit_codes_are_the_program_s() -> None:
     """The table lists every exit code of the program and no other."""
-    assert [int(code) for code in re.findall(r"^\| (\d+) \|", section("Commands"), re.M)] == sorted(ExitCode)
+    listed = {int(code): said for code, said in re.findall(r"^\| (\d+) \| (.*) \|$", section("Commands"), re.M)}
+    assert listed == {int(code): said for code, said in JUDGES.items()}
+    assert set(JUDGES) == set(ExitCode)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

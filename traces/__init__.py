@@ -7,8 +7,9 @@ lineage's schema and fingerprint, never torch; checks and cli may import it.
 
 from __future__ import annotations
 
+from lineage.traces.errors import TraceError
 from lineage.traces.life import Life, life
-from lineage.traces.source import State, TraceError
+from lineage.traces.state import State
 from lineage.traces.trace import Trace, open_trace
 
 __all__ = ["Life", "State", "Trace", "TraceError", "life", "open_trace"]

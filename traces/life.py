@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lineage.keys import parse_key
-from lineage.traces.source import TraceError
+from lineage.traces.errors import TraceError
 
 if TYPE_CHECKING:
     from lineage.traces.trace import Trace

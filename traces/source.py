@@ -1,11 +1,12 @@
-"""Where a trace lies: a file, a folder or a glob becomes Parquet files and what they say of themselves."""
+"""Where a trace lies: a file, a folder, a glob or a URL becomes Parquet files and what they say of themselves."""
 
 from __future__ import annotations
 
 import glob
 import json
 import shutil
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,67 +14,35 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lineage.compact import materialise, parts_folder
-from lineage.errors import UserError
+from lineage.compact import PartsGone, materialise
+from lineage.parts import OPEN_SUFFIX, PARTS, SEALED_SUFFIX, parts_folder
 from lineage.run import TRACE_FILE
-from lineage.schema import COLUMNS, META_CONFIG, META_RUN, META_STATE, META_VERSION, SCHEMA_VERSION
+from lineage.schema import COLUMNS, META_CONFIG, META_RUN, META_SEGMENT, META_STATE, META_VERSION, SCHEMA_VERSION
+from lineage.segments import trace_files
+from lineage.state import run_state
+from lineage.traces.errors import TraceError, first_line
+from lineage.traces.remote_files import fetch, is_remote
+from lineage.traces.state import State, merge, read_state
 
 _IDENTITY = ("global_steps", "stage", "op", "field")
-
-
-class TraceError(UserError):
-    """A trace that cannot be read: what is wrong, where, and how to mend it, in one line."""
-
-
-@dataclass(frozen=True)
-class State:
-    """What a trace says of its own completeness.
-
-    Attributes:
-        closed: the run ended in order; a trace that does not say is taken as closed.
-        torn: steps begun and never sealed.
-        dropped_rows: rows lost.
-        dropped_steps: steps they were lost in.
-        why: why rows were dropped, or what ended the run.
-    """
-
-    closed: bool = True
-    torn: tuple[int, ...] = ()
-    dropped_rows: int = 0
-    dropped_steps: tuple[int, ...] = ()
-    why: str = ""
-
-    @property
-    def unseen(self) -> tuple[int, ...]:
-        """Steps that cannot be judged, because some of their rows are missing."""
-        return tuple(sorted({*self.torn, *self.dropped_steps}))
-
-    @property
-    def complete(self) -> bool:
-        """True when every row of every step is here."""
-        return self.closed and not self.unseen and self.dropped_rows == 0
-
-    def sentence(self) -> str:
-        """One clause that names what is missing; empty for a complete trace."""
-        parts = []
-        if self.torn:
-            parts.append(f"step {_join(self.torn)} torn")
-        if self.dropped_rows:
-            where = f" in step {_join(self.dropped_steps)}" if self.dropped_steps else ""
-            parts.append(f"{self.dropped_rows} rows dropped{where}")
-        if not self.closed:
-            parts.append("the run did not close its trace")
-        return ", ".join(parts) + (f" ({self.why})" if self.why and parts else "")
+_TRIES = 20  # a run compacts once; the rest is for a run that is started again at once
 
 
 @dataclass(frozen=True)
 class Source:
     """Parquet files of one trace, the columns they hold and their metadata.
 
-    ``temporary`` is the folder to remove when the trace is closed: parts are read through a temporary file.
+    Attributes:
+        path: what was asked for; text where it is a URL.
+        files: the files, on this machine.
+        stored: Arrow type of each column they hold.
+        run: what the run says of itself.
+        config: its resolved configuration.
+        state: what is missing.
+        temporary: the folder to remove when the trace is closed: parts, and what lies elsewhere, are read through it.
     """
 
-    path: Path
+    path: Path | str
     files: tuple[Path, ...]
     stored: Mapping[str, pa.DataType]
     run: Mapping[str, Any]
@@ -91,22 +60,105 @@ def locate(path: str | Path) -> Source:
     """Find and validate the files of a trace.
 
     Args:
-        path: a Parquet file, a run folder, a folder of parts, or a glob of Parquet files.
+        path: a Parquet file, a run folder, a folder of parts, or a glob of those; or a URL of one, ``s3://bucket/run``,
+            in any protocol fsspec knows.
 
     Raises:
         TraceError: nothing there, not a trace, empty, or from a newer schema.
     """
-    target = Path(path)
-    files, temporary = _files(target)
-    try:
-        return _described(target, files, temporary)
-    except BaseException:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
-        raise
+    target = path if isinstance(path, str) and is_remote(path) else Path(path)
+    for last in (False,) * _TRIES + (True,):
+        search = _Search()
+        try:
+            search.look(target)
+            return _described(target, search.files, search.temporary)
+        except PartsGone as gone:  # the run has closed: its trace is in other files now
+            search.remove()
+            if last:
+                raise TraceError(str(gone)) from gone
+        except BaseException:
+            search.remove()
+            raise
+    raise AssertionError
 
 
-def _described(target: Path, files: list[Path], temporary: Path | None) -> Source:
+class _Search:
+    """Collects the Parquet files of a trace, each once, and makes those that are needed in a temporary folder."""
+
+    def __init__(self) -> None:
+        self.files: list[Path] = []
+        self.temporary: Path | None = None
+        self._seen: set[Path] = set()
+
+    def look(self, target: Path | str) -> None:
+        """Add the files of a path, a glob or a URL."""
+        if isinstance(target, str):
+            copies = fetch(target, self._room())
+            if not copies:
+                said = "no file matches" if glob.has_magic(target) else "no such file or folder"
+                raise TraceError(f"{target}: {said}")
+            for copy in copies:
+                self._add(copy)
+        elif target.exists():
+            self._add(target)
+        elif glob.has_magic(str(target)):
+            found = sorted(glob.glob(str(target)))
+            if not found:
+                raise TraceError(f"{target}: no file matches")
+            for name in found:
+                self._add(Path(name))
+        elif target.name == PARTS and trace_files(target.parent):
+            self._add(target.parent)  # they have just been compacted
+        else:
+            raise TraceError(f"{target}: no such file or folder{_hint(target)}")
+
+    def remove(self) -> None:
+        """Remove what was made."""
+        if self.temporary is not None:
+            shutil.rmtree(self.temporary, ignore_errors=True)
+
+    def _add(self, path: Path) -> None:
+        if path.name.endswith((SEALED_SUFFIX, OPEN_SUFFIX)):
+            path = path.parent  # a part alone says little: all the parts beside it are read
+        real = path.resolve()
+        if real in self._seen:
+            return
+        self._seen.add(real)
+        if not path.is_dir():
+            self.files.append(path)
+        elif finished := trace_files(path):
+            for file in finished:
+                self._add(file)
+        elif parts_folder(path) is not None:
+            self.files.append(self._materialised(path))
+        else:
+            found = sorted(path.glob("*.parquet"))
+            if not found:
+                state = read_state(run_state(path / PARTS))
+                if state.live:
+                    raise TraceError(_too_early(path, state))
+                looked = f"{TRACE_FILE}, *.parquet and *{SEALED_SUFFIX} parts"
+                raise TraceError(f"{path}: no trace in this folder (looked for {looked})")
+            for file in found:
+                self._add(file)
+
+    def _materialised(self, folder: Path) -> Path:
+        """The one seam to the recorder's parts: a temporary Parquet file with full metadata."""
+        try:
+            return materialise(folder, self._room())
+        except (OSError, pa.ArrowException) as error:
+            raise TraceError(f"{folder}: its parts cannot be read ({first_line(error)})") from error
+
+    def _room(self) -> Path:
+        """A new folder within the temporary one."""
+        if self.temporary is None:
+            self.temporary = Path(tempfile.mkdtemp(prefix="lineage-"))
+        room = self.temporary / str(len(list(self.temporary.iterdir())))
+        room.mkdir()
+        return room
+
+
+def _described(target: Path | str, files: list[Path], temporary: Path | None) -> Source:
     schemas = [_schema(file) for file in files]
     stored: dict[str, pa.DataType] = {}
     for arrow in schemas:
@@ -114,77 +166,24 @@ def _described(target: Path, files: list[Path], temporary: Path | None) -> Sourc
     missing = [name for name in _IDENTITY if name not in stored]
     if missing:
         raise TraceError(f"{files[0]}: Parquet, but not a lineage trace (no column {', '.join(missing)})")
-    if sum(pq.read_metadata(file).num_rows for file in files) == 0:
-        raise TraceError(f"{target}: the trace is empty (0 rows); was tracing on? see trace.enabled")
     metas = [arrow.metadata or {} for arrow in schemas]
-    state = merge([read_state(_json(meta, META_STATE, file)) for meta, file in zip(metas, files, strict=True)])
+    state = _state(metas, files)
+    if sum(pq.read_metadata(file).num_rows for file in files) == 0:
+        if state.live:
+            raise TraceError(_too_early(target, state))
+        raise TraceError(f"{target}: the trace is empty (0 rows); was tracing on? see trace.enabled")
     run = next((found for meta in metas if (found := _json(meta, META_RUN, files[0]))), {})
     config = next((found for meta in metas if (found := _json(meta, META_CONFIG, files[0]))), {})
     return Source(target, tuple(files), stored, run, config, state, temporary)
 
 
-def read_state(said: Mapping[str, Any]) -> State:
-    """The state a trace's ``lineage.state`` metadata describes."""
-    dropped = said.get("dropped") or {}
-    reasons = [str(why) for why in dropped.get("why", ())] + ([str(said["error"])] if said.get("error") else [])
-    return State(
-        bool(said.get("closed", True)),
-        tuple(sorted({int(step) for step in said.get("torn") or ()})),
-        int(dropped.get("rows", 0)),
-        tuple(sorted({int(step) for step in dropped.get("steps", ())})),
-        "; ".join(dict.fromkeys(reasons)),
-    )
-
-
-def merge(states: list[State]) -> State:
-    """The state of several files read as one trace: closed when all are, torn and dropped together."""
-    return State(
-        all(state.closed for state in states),
-        tuple(sorted({step for state in states for step in state.torn})),
-        sum(state.dropped_rows for state in states),
-        tuple(sorted({step for state in states for step in state.dropped_steps})),
-        "; ".join(dict.fromkeys(state.why for state in states if state.why)),
-    )
-
-
-def _files(target: Path) -> tuple[list[Path], Path | None]:
-    """The Parquet files of a target, and the temporary folder they lie in, if one had to be made."""
-    if target.is_dir():
-        return _folder(target)
-    if target.exists():
-        return _whole(target) if _is_part(target) else ([target], None)
-    if glob.has_magic(str(target)):
-        found = sorted(Path(name) for name in glob.glob(str(target)))
-        if not found:
-            raise TraceError(f"{target}: no file matches")
-        return _whole(found[0]) if any(_is_part(file) for file in found) else (found, None)
-    raise TraceError(f"{target}: no such file or folder{_hint(target)}")
-
-
-def _folder(folder: Path) -> tuple[list[Path], Path | None]:
-    if (folder / TRACE_FILE).is_file():
-        return [folder / TRACE_FILE], None
-    if parts_folder(folder) is not None:
-        return _materialised(folder)
-    found = sorted(folder.glob("*.parquet"))
-    if not found:
-        raise TraceError(f"{folder}: no trace in this folder (looked for {TRACE_FILE}, *.parquet and *.arrow parts)")
-    return found, None
-
-
-def _is_part(file: Path) -> bool:
-    return file.name.endswith((".arrow", ".arrow.open"))
-
-
-def _whole(part: Path) -> tuple[list[Path], Path | None]:
-    """A part alone says little: all the parts beside it are read."""
-    return _materialised(part.parent)
-
-
-def _materialised(folder: Path) -> tuple[list[Path], Path | None]:
-    """The one seam to the recorder's parts: a temporary Parquet file with full metadata."""
-    file = materialise(folder)
-    return [file], file.parent
+def _state(metas: Sequence[Mapping[bytes, bytes]], files: Sequence[Path]) -> State:
+    """State of all files; the segments of one trace all say the same, which counts once."""
+    states: dict[object, State] = {}
+    for meta, file in zip(metas, files, strict=True):
+        plan = _json(meta, META_SEGMENT, file).get("plan", file)
+        states[plan] = read_state(_json(meta, META_STATE, file))
+    return merge(list(states.values()))
 
 
 def _schema(file: Path) -> pa.Schema:
@@ -195,7 +194,7 @@ def _schema(file: Path) -> pa.Schema:
         # The footer's own key-value pairs: a writer may add some after the schema was fixed.
         schema = footer.schema.to_arrow_schema().with_metadata(footer.metadata)
     except (pa.ArrowInvalid, OSError) as error:
-        raise TraceError(f"{file}: not a Parquet file ({str(error).splitlines()[0][:120]})") from error
+        raise TraceError(f"{file}: not a Parquet file ({first_line(error)})") from error
     version = (schema.metadata or {}).get(META_VERSION, str(SCHEMA_VERSION).encode()).decode(errors="replace")
     if not version.isdigit():
         raise TraceError(f"{file}: schema version {version!r} is not a number")
@@ -218,10 +217,9 @@ def _json(meta: Mapping[bytes, bytes], key: bytes, file: Path) -> dict[str, Any]
     return value if isinstance(value, dict) else {}
 
 
+def _too_early(target: Path | str, state: State) -> str:
+    return f"{target}: no step is recorded yet ({'; '.join(state.live)}); check it again later"
+
+
 def _hint(target: Path) -> str:
     return "; no run yet? try: lineage run" if "latest" in target.parts else ""
-
-
-def _join(steps: tuple[int, ...] | list[int]) -> str:
-    shown = ", ".join(str(step) for step in steps[:5])
-    return shown + (f" and {len(steps) - 5} more" if len(steps) > 5 else "")

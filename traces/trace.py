@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import shutil
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import duckdb
+import numpy as np
+import pyarrow as pa
 from duckdb import DuckDBPyConnection, DuckDBPyRelation
+from numpy.typing import NDArray
 
 from lineage.schema import COLUMNS, schema
-from lineage.traces import functions
-from lineage.traces.source import Source, State, TraceError, locate
+from lineage.traces import fence, functions
+from lineage.traces.errors import TraceError
+from lineage.traces.source import Source, locate
+from lineage.traces.state import State
 
 if TYPE_CHECKING:
     import pandas as pd
 
 VIEWS = ("rows", "facts", "trajectories", "groups", "steps")
 _VIEWS = Path(__file__).parent / "views"
+_SOURCE_BITS = 40  # of a row's id, below the number of its file or batch
 
 
 class Trace:
@@ -33,6 +40,8 @@ class Trace:
         self, source: Source, threads: int | None = None, memory_limit: str | None = None, views: bool = True
     ) -> None:
         self.source = source
+        #: rows of a trace that lies in memory; empty for one of files
+        self.batches: tuple[pa.RecordBatch, ...] = ()
         self._remove = (
             weakref.finalize(self, shutil.rmtree, source.temporary, True) if source.temporary is not None else None
         )
@@ -43,6 +52,7 @@ class Trace:
             self._con.execute("set memory_limit=?", [memory_limit])
         self._con.execute("set preserve_insertion_order=true")
         self._con.execute("set parquet_metadata_cache=true")  # every view binds the reader again
+        self._prepare()
         functions.register(self._con)
         self._fence()
         self._make_views(VIEWS if views else ("rows", "facts"))
@@ -51,8 +61,8 @@ class Trace:
     # -- what it says of itself --------------------------------------------------------------------------------
 
     @property
-    def path(self) -> Path:
-        """The path the trace was opened with."""
+    def path(self) -> Path | str:
+        """What the trace was opened with; text where it is a URL."""
         return self.source.path
 
     @property
@@ -111,15 +121,10 @@ class Trace:
         """Run SQL over the views.
 
         Raises:
-            TraceError: the query is not valid, or asks for something outside this trace.
+            TraceError: it is not a query, is not valid, or asks for something outside this trace.
         """
-        try:
-            relation = self._con.sql(query)
-        except duckdb.Error as error:
-            raise TraceError(f"sql: {str(error).splitlines()[0]}") from error
-        if relation is None:
-            raise TraceError("sql: the statement returns no rows; a trace can only be read")
-        return relation
+        with _asking():
+            return self._con.sql(fence.query(self._con, query))
 
     def df(self, query: str) -> pd.DataFrame:
         """Run SQL over the views and return a pandas DataFrame.
@@ -127,11 +132,19 @@ class Trace:
         Raises:
             TraceError: as :meth:`sql`, or the query failed while it ran.
         """
-        try:
+        with _asking():
             frame: pd.DataFrame = self.sql(query).df()
             return frame
-        except duckdb.Error as error:
-            raise TraceError(f"sql: {str(error).splitlines()[0]}") from error
+
+    def fetch(self, query: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """Run SQL over the views and return the names of the columns, and the rows.
+
+        Raises:
+            TraceError: as :meth:`df`.
+        """
+        with _asking():
+            relation = self.sql(query)
+            return list(relation.columns), relation.fetchall()
 
     def close(self) -> None:
         """Release the connection, and the temporary file that parts were read through."""
@@ -149,7 +162,11 @@ class Trace:
 
     # -- making ------------------------------------------------------------------------------------------------
 
+    def _prepare(self) -> None:
+        """Further settings of the connection, before they are locked."""
+
     def _fence(self) -> None:
+        fence.prepare(self._con)
         names = [str(file.resolve()) for file in self.source.files]
         self._con.execute(f"set allowed_paths=[{', '.join(map(_quote, names))}]")
         self._con.execute("set enable_external_access=false")
@@ -159,24 +176,46 @@ class Trace:
         described = self._con.sql("describe select * from schema_v1").fetchall()
         types = {str(name): str(type_) for name, type_, *_ in described}
         self._con.unregister("schema_v1")
-        names = ", ".join(_quote(str(file.resolve())) for file in self.source.files)
-        reader = f"read_parquet([{names}], union_by_name=true, filename=true, file_row_number=true)"
+        reader, rid = self._reader()
         found = self._con.sql(f"describe select * from {reader}").fetchall()
         stored = {str(name): str(type_) for name, type_, *_ in found}
         columns = [_column(column.name, types[column.name], stored.get(column.name)) for column in COLUMNS]
         extra = [_name(name) for name in self.source.stored if name not in types]
-        rid = _rid([str(file.resolve()) for file in self.source.files])
         self._con.execute(f"create view stored as select {rid} as rid, {', '.join(columns + extra)} from {reader}")
         self._con.execute('create view "rows" as select * exclude (rid) from stored')
         self._con.execute(f"create view facts as {facts_of(_name('rows'))}")
         for name in views[2:]:
             self._con.execute((_VIEWS / f"{name}.sql").read_text("utf-8"))
 
+    def _reader(self) -> tuple[str, str]:
+        """What the rows are read from, and the row id in it, as SQL."""
+        files = [str(file.resolve()) for file in self.source.files]
+        reader = (
+            f"read_parquet([{', '.join(map(_quote, files))}], union_by_name=true, filename=true, file_row_number=true)"
+        )
+        return reader, _rid(files)
+
+
+@contextmanager
+def _asking() -> Iterator[None]:
+    """What the fence or DuckDB refused, as an error of this trace."""
+    try:
+        with fence.asking():
+            yield
+    except fence.FenceError as error:
+        beyond = "; a query reads this trace and no other file" if error.outside else ""
+        raise TraceError(f"sql: {error}{beyond}") from error
+
+
+def row_ids(source: int, first: int, count: int) -> NDArray[np.int64]:
+    """Ids of ``count`` rows from the ``first`` on of a file or batch: its number, and the row's number in it."""
+    return (source << _SOURCE_BITS) + np.arange(first, first + count)
+
 
 def open_trace(
     path: str | Path, threads: int | None = None, memory_limit: str | None = None, views: bool = True
 ) -> Trace:
-    """Open a trace: a Parquet file, a run folder, a folder of parts or a glob.
+    """Open a trace: a Parquet file, a run folder, a folder of parts, a glob, or a URL of one (``s3://bucket/run``).
 
     Args:
         path: where the trace lies.
@@ -218,7 +257,7 @@ def _rid(names: list[str]) -> str:
     """Row id: the file's number and the row's number in it, so that a reader of the files can name a row too."""
     if len(names) == 1:
         return "file_row_number"
-    return f"(list_position([{', '.join(map(_quote, names))}], filename) - 1) * {1 << 40} + file_row_number"
+    return f"(list_position([{', '.join(map(_quote, names))}], filename) - 1) * {1 << _SOURCE_BITS} + file_row_number"
 
 
 def _name(name: str) -> str:

@@ -111,9 +111,11 @@ class PPOTrainerSync:
                 self.global_steps += 1
                 hooks.recorder().step(self.global_steps)
                 metrics = await self.step()
-                hooks.recorder().seal()
-                if self.tracking is not None:
-                    self.tracking.log(metrics, self.global_steps)
+                try:
+                    hooks.recorder().seal()
+                finally:  # a step that breaks a contract still has its metrics
+                    if self.tracking is not None:
+                        self.tracking.log(metrics, self.global_steps)
         finally:
             await self.agent_loop_manager.cancel()
 

@@ -1,4 +1,4 @@
-"""A report as JSON: for programs; the names are those of the dataclasses."""
+"""A report as JSON: for programs. What each name holds is in ``docs/report.md``; none goes away within a format."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ from lineage.checks.verdict import Verdict, Violation
 FORMAT_VERSION = 1
 
 
-def render(outcomes: Sequence[Outcome]) -> str:
-    """One JSON object for one trace, a list of them for several."""
+def render(outcomes: Sequence[Outcome], quiet: bool = False) -> str:
+    """One JSON object for one trace, a list of them for several; in ASCII, whatever the trace says.
+
+    Args:
+        outcomes: of all traces.
+        quiet: makes no difference here.
+    """
     said = [_refused(one) if isinstance(one, Refused) else to_dict(one) for one in outcomes]
     return json.dumps(said[0] if len(said) == 1 else said, indent=2)
 
@@ -54,16 +59,17 @@ def to_dict(report: Report) -> dict[str, Any]:
                 {"code": one.code, "violations": one.count, "follows": one.follows or None} for one in head.consequences
             ],
         },
-        "verdicts": [_verdict(verdict) for verdict in report.verdicts],
+        "verdicts": [_verdict(verdict, report.name(verdict.code)) for verdict in report.verdicts],
         "complaints": list(report.complaints),
         "notes": list(report.notes),
         "seconds": round(report.seconds, 3),
     }
 
 
-def _verdict(verdict: Verdict) -> dict[str, Any]:
+def _verdict(verdict: Verdict, name: str) -> dict[str, Any]:
     return {
         "code": verdict.code,
+        "name": name,
         "verdict": verdict.kind.value,
         "examined": verdict.examined,
         "violations": verdict.errors,

@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from lineage.checks.blame import Headline
+from lineage.checks.catalogue import Invariant, get
+from lineage.checks.formats.plain import plain, plural
 from lineage.checks.report import Outcome, Refused, Report
-from lineage.checks.verdict import Kind, Verdict
+from lineage.checks.verdict import ExitCode, Kind, Verdict, Violation
 
 _SHOWN_KEYS = 3
 _WIDTH = 14
@@ -21,12 +23,13 @@ def render(outcomes: Sequence[Outcome], quiet: bool = False) -> str:
         outcomes: of all traces.
         quiet: of the verdicts, only those that failed.
     """
-    return "\n\n".join(f"error: {one.message}" if isinstance(one, Refused) else to_text(one, quiet) for one in outcomes)
+    said = (f"error: {plain(one.message)}" if isinstance(one, Refused) else to_text(one, quiet) for one in outcomes)
+    return "\n\n".join(said)
 
 
 def to_text(report: Report, quiet: bool = False) -> str:
-    """One report as plain text."""
-    return "\n".join(_lines(report, quiet))
+    """One report as plain text; what the trace says in it cannot break a line."""
+    return "\n".join(map(plain, _lines(report, quiet)))
 
 
 def summary(report: Report) -> str:
@@ -46,20 +49,47 @@ def headline_lines(head: Headline, name: Callable[[str], str]) -> Iterator[str]:
         head: the headline.
         name: what the invariant of a code calls itself.
     """
-    one = head.violation
-    yield f"{head.invariant.code} {head.invariant.name}: first broken at step {one.global_steps}, stage {one.stage}"
-    yield f"  {head.invariant.says}"
-    yield f"  event     {one.op} {one.field} ({one.process}, seq {one.seq})"
-    if head.keys:
-        more = f" and {len(head.keys) - _SHOWN_KEYS} more" if len(head.keys) > _SHOWN_KEYS else ""
-        yield f"  at        {', '.join(head.keys[:_SHOWN_KEYS])}{more}"
-    yield f"  expected  {one.expected}"
-    yield f"  actual    {one.actual}" + (f" ({one.detail})" if one.detail else "")
-    yield f"  usually   {head.invariant.causes}"
-    yield f"  {_plural(head.count, 'violation')} in all"
+    yield from _broken(head.invariant, head.violation, head.keys, head.count)
     for other in head.consequences:
         follows = f"follows from {other.follows}" if other.follows else "on its own"
-        yield f"  also: {other.code} {name(other.code)} ({_plural(other.count, 'violation')}, {follows})"
+        yield f"  also: {other.code} {name(other.code)} ({plural(other.count, 'violation')}, {follows})"
+
+
+def failure_lines(report: Report, verdict: Verdict) -> Iterator[str]:
+    """What the headline says, of one code that has violations: of the headline's own, the headline itself."""
+    head = report.headline
+    if head is not None and head.invariant.code == verdict.code:
+        yield from headline_lines(head, report.name)
+        return
+    first = verdict.first
+    if first is None:
+        return
+    same = [one for one in verdict.violations if (one.ord, one.accepted) == (first.ord, first.accepted)]
+    keys = tuple(dict.fromkeys(one.key for one in same if one.key is not None))
+    count = verdict.new or verdict.errors or verdict.warnings
+    yield from _broken(get(verdict.code, report.invariants), first, keys, count, first.severity)
+    follows = [one.follows for one in (head.consequences if head else ()) if one.code == verdict.code and one.follows]
+    yield from (f"  follows from {cause} {plain(report.name(cause))}" for cause in follows)
+
+
+def _broken(
+    invariant: Invariant, one: Violation, keys: Sequence[str], count: int, severity: str = "error"
+) -> Iterator[str]:
+    lines = [
+        f"{invariant.code} {invariant.name}: first broken at step {one.global_steps}, stage {one.stage}",
+        f"  {invariant.says}",
+        f"  event     {one.op} {one.field} ({one.process}, seq {one.seq})",
+    ]
+    if keys:
+        more = f" and {len(keys) - _SHOWN_KEYS} more" if len(keys) > _SHOWN_KEYS else ""
+        lines.append(f"  at        {', '.join(keys[:_SHOWN_KEYS])}{more}")
+    lines += [
+        f"  expected  {one.expected}",
+        f"  actual    {one.actual}" + (f" ({one.detail})" if one.detail else ""),
+        *([f"  usually   {invariant.causes}"] if invariant.causes else []),
+        f"  {plural(count, 'violation' if severity == 'error' else 'warning')} in all",
+    ]
+    return map(plain, lines)
 
 
 def _lines(report: Report, quiet: bool) -> Iterator[str]:
@@ -69,7 +99,8 @@ def _lines(report: Report, quiet: bool) -> Iterator[str]:
     if not report.profile.known:
         yield f"profile {report.profile.name!r} is not known: judged by the conventions of 'lineage'"
     if report.state:
-        yield f"incomplete trace: {report.state}; complete steps are judged"
+        stops = " (exit code 3 unless --allow-incomplete)" if report.exit_code is ExitCode.INCOMPLETE else ""
+        yield f"incomplete trace: {report.state}; complete steps are judged{stops}"
     width = max((len(one.name) for one in report.invariants), default=0)
     for verdict in report.verdicts:
         if not quiet or verdict.new:
@@ -82,7 +113,7 @@ def _lines(report: Report, quiet: bool) -> Iterator[str]:
                 f"warning {verdict.code} ({verdict.warnings}): {where}: "
                 f"expected {shown.expected}, got {shown.actual}{why}"
             )
-    yield from (f"refused: {complaint}" for complaint in report.complaints)
+    yield from (f"fails: {complaint}" for complaint in report.complaints)
     yield from (f"note: {note}" for note in report.notes)
     yield summary(report)
 
@@ -93,11 +124,11 @@ def _verdict(verdict: Verdict, report: Report) -> str:
         return f"{kind:<{_WIDTH}}  needs {verdict.needed}"
     said = [f"{verdict.examined:>12,} examined"]
     if verdict.errors:
-        said.append(_plural(verdict.errors, "violation"))
+        said.append(plural(verdict.errors, "violation"))
     if verdict.accepted:
         said.append("all accepted" if not verdict.new else f"{verdict.accepted:,} accepted")
     if verdict.warnings:
-        said.append(_plural(verdict.warnings, "warning"))
+        said.append(plural(verdict.warnings, "warning"))
     if verdict.kind is Kind.INCOMPLETE and verdict.needed != report.state:  # the state is said once, above
         said.append(f"needs {verdict.needed.removeprefix(report.state + '; ')}")
     return f"{kind:<{_WIDTH}}{', '.join(said)}"
@@ -106,7 +137,3 @@ def _verdict(verdict: Verdict, report: Report) -> str:
 def _word(verdict: Verdict) -> str:
     """The verdict in a word; violations that are all accepted are neither a pass nor a failure of the gate."""
     return _ACCEPTED if verdict.errors and not verdict.new else verdict.kind.value
-
-
-def _plural(count: int, word: str) -> str:
-    return f"{count:,} {word}{'' if count == 1 else 's'}"

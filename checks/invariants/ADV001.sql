@@ -13,7 +13,7 @@ select rid
 from events
 where entity = 'trajectory' and field in ('advantages', 'returns') and op <> 'compare' and outside > 0;
 select rid, key, '0 outside the mask' as expected,
-    printf('%d tokens outside are not zero (greatest %g)', nnz_out, max_abs_out) as actual,
+    printf('%d tokens outside are not zero (greatest %s)', nnz_out, coalesce(printf('%g', max_abs_out), 'not a number')) as actual,
     printf('mask sum %d of %d', mask_sum, length) as detail, null as severity
 from elements
 where nnz_out > 0

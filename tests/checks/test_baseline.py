@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lineage.checks import ExitCode, Kind, Verdict, Violation, check
-from lineage.checks.baseline import Baseline, BaselineError, Match
+from lineage.checks.baseline import Baseline, BaselineError
+from lineage.checks.policy import Match
 from lineage.checks.verdict import Site
 
 _PLACES = (("rollout", "produce", "responses"), ("update_actor", "consume", "responses"))

@@ -32,7 +32,7 @@ def test_without_padding_rows_the_padding_codes_are_vacuous(write):
     assert report.exit_code == ExitCode.PASS
     required = check(path, require="PAD001")
     assert required.exit_code == ExitCode.VIOLATIONS
-    assert required.complaints == ("PAD001 is required to examine 1 facts and examined 0",)
+    assert required.complaints == ("PAD001 is required to examine 1 fact and examined 0",)
 
 
 def test_an_absent_column_makes_its_codes_not_applicable(rows, write, tmp_path):

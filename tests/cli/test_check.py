@@ -79,9 +79,9 @@ def test_another_settings_file_can_be_named(invoke):
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        (("--require", "PAD001=5"), 1, "refused: PAD001 is required to examine 5 facts and examined 4"),
+        (("--require", "PAD001=5"), 1, "fails: PAD001 is required to examine 5 facts and examined 4"),
         (("--require", "PAD001,KEY001=10"), 0, "18 pass"),
-        (("--require", "PAD001=5", "--exit-zero"), 0, "refused: PAD001"),
+        (("--require", "PAD001=5", "--exit-zero"), 0, "fails: PAD001"),
     ],
 )
 def test_a_required_check_that_saw_too_little_exits_one_and_says_why(invoke, options, code, says):

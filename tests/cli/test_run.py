@@ -15,7 +15,9 @@ import torch
 from omegaconf import OmegaConf
 from typer.testing import CliRunner
 
+import lineage
 from lineage import hooks
+from lineage.checks.formats.text import headline_lines
 from lineage.cli import app
 from lineage.cli import run as run_module
 from lineage.cli.run import CONFIG_GROUPS
@@ -171,6 +173,7 @@ def test_the_names_of_an_experiment_tracker_are_named_too(invoke):
     [
         ("data.train_batch=1", "did you mean data.train_batch_size?"),
         ("mode=ray", "use one of: embedded"),
+        ("trainer.lineage.on_violation=stop", "use one of: raise, warn, off"),
         ("model.path=nowhere", "use one of tiny, smollm2 or a local folder"),
     ],
 )
@@ -202,6 +205,77 @@ def test_a_row_nobody_can_score_ends_the_run(invoke):
     row = {"data_source": "mine", "prompt": [{"role": "user", "content": "1"}], "reward_model": {"ground_truth": "1"}}
     Path("rows.jsonl").write_text(f"{json.dumps(row)}\n" * 2)
     assert "no scorer for data_source 'mine'; known:" in said(invoke(*SMALL, "data.train_files=rows.jsonl"))
+
+
+# a mean over no matching words: 0 / 0 from its seventh call on, which is in step 2
+CORRUPT = """
+calls = 0
+
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    global calls
+    calls += 1
+    return float("nan") if calls > 6 else calls / 6
+"""
+PADDED = [
+    "trainer.total_training_steps=3",
+    "data.train_batch_size=3",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+    "data.max_response_length=6",
+    "rollout.n=2",
+    "reward.custom_reward_function.path=corrupt.py",
+]
+
+
+@pytest.mark.parametrize("sidecar", ["true", "false"])
+def test_a_corrupted_reward_function_stops_the_run_at_its_step(invoke, sidecar):
+    """on_violation=raise: exit 1 at the step, the check's headline and the run folder printed, the trace whole."""
+    Path("corrupt.py").write_text(CORRUPT)
+    result = invoke(*PADDED, "trainer.lineage.on_violation=raise", f"trace.sidecar={sidecar}")
+    assert result.exit_code == 1, result.output
+    folder = Path("runs/latest").resolve()
+    assert [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()] == [1, 2]
+    assert f"stopped by trainer.lineage.on_violation=raise: runs/{folder.name}" in result.output
+    report = lineage.check(folder)
+    assert (report.steps, report.state) == (2, "")
+    assert report.headline.violation.global_steps == 2
+    assert "\n".join(headline_lines(report.headline, report.name)) in result.output
+    state = json.loads(pq.read_metadata(folder / "trace.parquet").metadata[b"lineage.state"])
+    assert state["error"].startswith(f"ViolationError: {report.headline.invariant.code} ")
+
+
+def test_a_corrupted_reward_function_is_a_warning_when_one_asks_for_it(invoke, capfd):
+    """on_violation=warn: one line at the step, training goes on, and the check at the end exits 1."""
+    Path("corrupt.py").write_text(CORRUPT)
+    result = invoke(*PADDED, "trainer.lineage.on_violation=warn")
+    assert result.exit_code == 1
+    assert "trained 3 steps" in result.output
+    said = [line for line in capfd.readouterr().err.splitlines() if "broken at step" in line]
+    assert [re.search(r"broken at step (\d)", line)[1] for line in said] == ["2"]
+
+
+def test_a_checked_run_that_is_clean_says_nothing_more(invoke, capfd):
+    """on_violation=raise on a clean run: the same output, exit 0."""
+    result = invoke(*SMALL, "trainer.lineage.on_violation=raise")
+    assert result.exit_code == 0, result.output
+    assert "stopped" not in result.output
+    assert capfd.readouterr().err == ""
+
+
+def test_a_check_of_every_step_needs_a_trace(invoke, monkeypatch):
+    """A run that is not traced is not checked, and never pretends to be: one line, nothing written."""
+    wanted = "trainer.lineage.on_violation=warn"
+    assert "and trace.enabled=false: trace, or set it off" in said(invoke(*SMALL, wanted, "trace.enabled=false"))
+    monkeypatch.setenv("LINEAGE_DISABLED", "1")
+    assert "and LINEAGE_DISABLED is set: trace, or set it off" in said(invoke(*SMALL, wanted))
+    assert not Path("runs").exists()
+
+
+def test_a_check_of_some_steps_says_so(invoke):
+    """With trace.every only the traced steps are seen."""
+    result = invoke("--cfg", "job", "trainer.lineage.on_violation=warn")
+    assert OmegaConf.create(result.stdout).trainer.lineage.on_violation == "warn"
+    result = invoke(*SMALL, "trainer.lineage.on_violation=warn", "trace.every=2")
+    assert "warning: trainer.lineage.on_violation=warn sees one step in 2 (trace.every)" in result.output
 
 
 def test_missing_torch_is_the_pip_line(invoke, monkeypatch):

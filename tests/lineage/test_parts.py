@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lineage
-from lineage.compact import compact, materialise, parts_folder
+from lineage.compact import compact, materialise
 from lineage.errors import RecorderError, UserError
+from lineage.parts import PARTS, parts_folder
 from lineage.recorder import Recorder
 from lineage.run import RunInfo
 from lineage.schema import META_STATE
-from lineage.writer import PARTS, StateFile, _listed, _ranges, read_state
+from lineage.state import StateFile, read_state
+from lineage.steps import Steps
 
 KEYS = ["u_0_0"]
 
@@ -33,6 +37,24 @@ def record(recorder: Any, *steps: int) -> None:
         recorder.seal()
 
 
+def killed(folder: Path, *steps: int, **options: Any) -> None:
+    """A process that records these steps and is killed in the next."""
+    program = f"""
+import os
+from lineage.recorder import Recorder
+from lineage.run import RunInfo
+recorder = Recorder({str(folder)!r}, RunInfo("r"), **{options!r})
+for step in {[*steps, steps[-1] + 1]!r}:
+    recorder.step(step)
+    with recorder.stage("rollout") as stage:
+        stage.produce({{"responses": [[step]]}}, keys={KEYS!r})
+    if step in {steps!r}:
+        recorder.seal()
+os._exit(9)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 9
+
+
 def state_of(trace: Path) -> dict[str, Any]:
     """What a trace says of itself."""
     state: dict[str, Any] = json.loads(pq.read_metadata(trace).metadata[META_STATE])
@@ -42,8 +64,11 @@ def state_of(trace: Path) -> dict[str, Any]:
 @given(st.lists(st.integers(0, 60), unique=True).map(sorted))
 def test_steps_keep_their_numbers_in_the_state(steps: list[int]) -> None:
     """Ranges with strides are the same steps, and few."""
-    assert _listed(_ranges(steps)) == steps
-    assert len(_ranges(steps)) <= len(steps)
+    kept = Steps.of(steps)
+    assert list(kept) == steps
+    assert len(kept.ranges) <= len(steps)
+    assert [step for step in range(61) if step in kept] == steps
+    assert list(kept.without(Steps.of(steps[::2]))) == steps[1::2]
 
 
 def test_state_stays_readable_however_long_it_gets(tmp_path: Path) -> None:
@@ -63,7 +88,7 @@ def test_a_sealed_part_that_cannot_be_read_is_named_and_kept(tmp_path: Path) -> 
     recorder = Recorder(tmp_path / "run", RunInfo("r"))
     for step in (1, 2, 3):
         record(recorder, step)
-        recorder._writer.seal(step)
+        recorder._writer.seal()
     damaged = tmp_path / "run" / PARTS / "driver-00001.arrow"
     damaged.write_bytes(damaged.read_bytes()[:-200])
     trace = recorder.close()
@@ -95,9 +120,7 @@ def test_a_trace_is_never_written_over(tmp_path: Path) -> None:
 
 def test_a_restarted_process_carries_its_record_over(tmp_path: Path) -> None:
     """A worker that died in step 2 and came back at 3 leaves 2 torn."""
-    first = Recorder(tmp_path / "run", RunInfo("r"), process="actor:0")
-    record(first, 1)
-    first.step(2)
+    killed(tmp_path / "run", 1, process="actor:0")
     second = Recorder(tmp_path / "run", RunInfo("r"), process="actor:0")
     record(second, 3)
     trace = second.close()
@@ -131,7 +154,7 @@ def test_a_part_that_cannot_be_sealed_stays_readable(tmp_path: Path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr("lineage.writer.os.replace", refuse)
         with pytest.raises(OSError, match="No space"):
-            recorder._writer.seal(1)
+            recorder._writer.seal()
     record(recorder, 2)
     assert pq.read_table(materialise(tmp_path / "run"))["global_steps"].to_pylist() == [1, 2]
 

@@ -21,10 +21,10 @@ from lineage.compact import compact, materialise
 from lineage.errors import RecorderError, UsageError, UserError
 from lineage.fingerprint import reference_fingerprint
 from lineage.hooks import Weights, traced
+from lineage.parts import PARTS
 from lineage.recorder import Recorder
 from lineage.run import RunInfo
 from lineage.schema import META_STATE, schema
-from lineage.writer import PARTS
 
 KEYS = ["u_0_0", "u_1_0"]
 BATCH = {

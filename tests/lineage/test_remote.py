@@ -17,12 +17,16 @@ import torch
 
 import lineage
 from lineage.attach.transfer_queue import TracedQueue
+from lineage.checks.formats.text import headline_lines
+from lineage.checks.online import StepChecker
 from lineage.compact import materialise
-from lineage.errors import RecorderError, UsageError
-from lineage.hooks import LossTerm, Topology, Weights, traced
+from lineage.errors import CheckError, RecorderError, UsageError, ViolationError
+from lineage.hooks import LossTerm, Topology, Weights, open_recorder, traced
+from lineage.parts import PARTS
 from lineage.remote import RemoteRecorder
 from lineage.run import RunInfo
 from lineage.schema import META_STATE
+from lineage.state import run_state
 
 KEYS = [f"u_{i}_0" for i in range(6)]
 
@@ -114,6 +118,114 @@ def test_misuse_is_told_here(tmp_path: Path) -> None:
     assert b"cannot be pickled" in state
 
 
+def masked(folder: Path, judge: Any, *, sidecar: bool, steps: int = 4) -> None:
+    """A loop whose advantages lose their mask in step 3."""
+    with lineage.record(folder, run_id="r", sidecar=sidecar, on_step_sealed=judge) as recorder:
+        for step in range(1, steps + 1):
+            recorder.step(step)
+            with recorder.stage("rollout", producer="engine") as stage:
+                rollout = {"responses": [[11, 12], [13]], "response_mask": [[1, 1], [1]]}
+                stage.produce(rollout, keys=KEYS[:2])
+            with recorder.stage("advantage", producer="trainer") as stage:
+                mask = [[1, 0], [1]] if step == 3 else [[1, 1], [1]]
+                stage.produce({"advantages": [[0.5, 0.0], [-0.5]]}, keys=KEYS[:2], mask=mask)
+            recorder.seal()
+
+
+@pytest.mark.parametrize("sidecar", [False, True])
+def test_a_violation_stops_the_loop_at_its_step(tmp_path: Path, sidecar: bool) -> None:
+    """In the process or beside it: the step's seal raises the check's headline, and the trace is closed in order."""
+    folder = tmp_path / "run"
+    with pytest.raises(ViolationError, match=r"^MSK002 .*: first broken at step 3, stage advantage\n") as raised:
+        masked(folder, StepChecker("raise"), sidecar=sidecar)
+    report = lineage.check(folder / "trace.parquet")
+    assert report.headline is not None
+    assert raised.value.headline == "\n".join(headline_lines(report.headline, report.name))
+    assert (raised.value.global_steps, report.steps, report.state) == (3, 3, "")
+    assert b"ViolationError: MSK002" in pq.read_metadata(folder / "trace.parquet").metadata[META_STATE]
+
+
+@pytest.mark.parametrize("sidecar", [False, True])
+def test_a_warning_lets_the_loop_run_to_its_end(
+    tmp_path: Path, sidecar: bool, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whichever process judges says it in one line, and all steps are recorded."""
+    masked(tmp_path / "run", StepChecker("warn"), sidecar=sidecar)
+    said = capfd.readouterr().err if sidecar else caplog.text
+    assert said.count("MSK002 consumers use the rollout's mask: broken at step 3, stage advantage") == 1
+    assert lineage.check(tmp_path / "run" / "trace.parquet").steps == 4
+
+
+@pytest.mark.parametrize("sidecar", [False, True])
+def test_what_is_sealed_by_the_next_step_or_the_end_is_judged_too(tmp_path: Path, sidecar: bool) -> None:
+    """A loop that never seals is stopped by the verb that seals for it; the trace is closed and whole."""
+    for verb in ("step", "close"):
+        recorder = open_recorder(tmp_path / verb, run_id="r", sidecar=sidecar, on_step_sealed=StepChecker("raise"))
+        recorder.step(1)
+        with recorder.stage("rollout", producer="engine") as stage:
+            stage.produce({"responses": [[11, 12]], "response_mask": [[1, 1]]}, keys=KEYS[:1])
+            stage.produce({"rm_scores": [[0.5]]}, keys=KEYS[:1], span="response")
+        with pytest.raises(ViolationError, match=r"^LEN001 "):
+            recorder.step(2) if verb == "step" else recorder.close()
+        recorder.close()
+        report = lineage.check(tmp_path / verb / "trace.parquet")
+        assert (report.steps, report.state) == (1, "")
+
+
+@pytest.mark.parametrize("sidecar", [False, True])
+def test_a_step_whose_rows_were_lost_is_judged_by_nobody(tmp_path: Path, sidecar: bool) -> None:
+    """Its rows are not all there: training goes on, and the trace says that it is incomplete."""
+    with lineage.record(tmp_path / "run", run_id="r", sidecar=sidecar, on_step_sealed=StepChecker("raise")) as recorder:
+        recorder.step(1)
+        with recorder.stage("rollout", producer="engine") as stage:
+            stage.produce({"responses": [[11, 12]], "response_mask": [[1, 1]]}, keys=KEYS[:1])
+            stage.produce({"rm_scores": [[0.5]]}, keys=KEYS[:1], span="response")
+            stage.produce(3, keys=KEYS[:1])
+        recorder.seal()
+    assert "1 rows dropped in step 1" in lineage.check(tmp_path / "run" / "trace.parquet").state
+
+
+def test_a_torn_step_is_not_judged(tmp_path: Path) -> None:
+    """An error inside a step is what the run ends with, not what its half of a step looks like."""
+    recorder = open_recorder(tmp_path / "run", run_id="r", on_step_sealed=StepChecker("raise"))
+    recorder.step(1)
+    with recorder.stage("rollout", producer="engine") as stage:
+        stage.produce({"responses": [[11, 12]], "response_mask": [[1, 1]]}, keys=KEYS[:1])
+        stage.produce({"rm_scores": [[0.5]]}, keys=KEYS[:1], span="response")
+    recorder.close(RuntimeError("a bug"))
+    assert lineage.check(tmp_path / "run" / "trace.parquet").state.startswith("step 1 torn")
+
+
+def test_a_judge_that_is_gone_stops_the_run(tmp_path: Path) -> None:
+    """When the process that judges dies, no step passes unchecked."""
+    recorder = open_recorder(tmp_path / "run", sidecar=True, on_step_sealed=StepChecker("raise"))
+    assert isinstance(recorder, RemoteRecorder)
+    recorder.step(1)
+    recorder._pipe._process.kill()
+    with pytest.raises(CheckError, match="the recorder's process is gone: step 1 could not be checked"):
+        recorder.seal()
+    recorder.close()
+
+
+def test_a_callback_that_cannot_travel_is_one_clear_error(tmp_path: Path) -> None:
+    """A function of the program itself cannot be called in another process, and the error says what to do."""
+    with pytest.raises(RecorderError, match="sidecar=False"):
+        open_recorder(tmp_path / "run", sidecar=True, on_step_sealed=lambda batch, step: None)
+
+
+def test_a_callback_with_a_bug_does_not_stop_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Any error but a verdict is logged once, and the callback is left alone from then on."""
+    calls = []
+
+    def buggy(batch: Any, step: int) -> None:
+        calls.append(step)
+        raise KeyError("mine")
+
+    masked(tmp_path / "run", buggy, sidecar=False)
+    assert calls == [1]
+    assert "on_step_sealed failed at step 1" in caplog.text
+
+
 def test_death_of_the_recorders_process_lets_training_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Killed in step 2, the recorder's process leaves step 1 readable; the training process ends in order."""
     with lineage.record(tmp_path / "run", sidecar=True) as recorder:
@@ -152,9 +264,18 @@ def test_kill_of_the_training_process_leaves_whole_steps(tmp_path: Path) -> None
     done = subprocess.run([sys.executable, "-c", program], check=False, env=os.environ)
     assert done.returncode == -signal.SIGKILL
     _wait_for(tmp_path / "run", steps=2)
+    _wait_for_end(tmp_path / "run")
     parquet = materialise(tmp_path / "run")
     assert pq.read_table(parquet)["global_steps"].to_pylist() == [1, 2]
     assert b'"torn": [3]' in pq.read_metadata(parquet).metadata[META_STATE]
+
+
+def _wait_for_end(folder: Path) -> None:
+    """Wait until the recorder's process has seen that its input ended."""
+    deadline = time.monotonic() + 30
+    while run_state(folder / PARTS)["live"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def _wait_for(folder: Path, steps: int) -> None:

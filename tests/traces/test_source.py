@@ -9,10 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from lineage.buffers import part_schema
+from lineage.parts import PARTS
 from lineage.schema import META_STATE, META_VERSION, schema
+from lineage.state import StateFile
 from lineage.traces import TraceError, open_trace
-from lineage.traces.source import locate, merge, read_state
-from lineage.writer import PARTS, PartWriter, StateFile
+from lineage.traces.source import locate
+from lineage.traces.state import merge, read_state
+from lineage.writer import PartWriter
 
 
 @pytest.mark.parametrize(
@@ -90,7 +93,8 @@ def test_parts_are_read_through_a_temporary_file_that_goes_away(trace_file, tmp_
     for batch in table.cast(part_schema()).combine_chunks().to_batches():
         writer.write(batch, 1)
     state = StateFile(parts, "driver")
-    state.state |= {"steps": [1], "open_step": 2}
+    state.sealed(1)
+    state.begin(2, traced=True)
     state.close()
     with open_trace(tmp_path) as trace:
         (made,) = trace.source.files

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from lineage import hooks
+from lineage.checks.online import StepChecker
 from lineage.trainer.agent_loop import AgentLoopBase, AgentLoopOutput, SingleTurnAgentLoop, register
 from lineage.trainer.checkpoint import saved_steps
 from lineage.trainer.config import compose, validate_config
@@ -197,14 +198,17 @@ def test_survivors_of_failed_groups_train_on_nothing(train):
 
 
 def test_tracing_changes_no_bit(train, tmp_path):
-    """A traced run ends in the weights of an untraced one, and its recorder dropped nothing."""
+    """A traced run, and one checked at every step, end in the weights of an untraced one; no row was dropped."""
     plain = weights(train("data.train_batch_size=3"))
-    with hooks.recording(tmp_path / "run", config={}, run={}) as recorder:
-        traced = weights(train("data.train_batch_size=3"))
-    assert recorder.enabled
-    assert torch.equal(plain, traced)
-    metadata = pq.read_metadata(tmp_path / "run" / "trace.parquet").metadata
-    assert json.loads(metadata[b"lineage.state"])["dropped"]["rows"] == 0
+    checker = StepChecker("raise")
+    for name, options in (("traced", {}), ("checked", {"on_step_sealed": checker})):
+        with hooks.recording(tmp_path / name, config={}, run={}, **options) as recorder:
+            traced = weights(train("data.train_batch_size=3"))
+        assert recorder.enabled
+        assert torch.equal(plain, traced)
+        metadata = pq.read_metadata(tmp_path / name / "trace.parquet").metadata
+        assert json.loads(metadata[b"lineage.state"])["dropped"]["rows"] == 0
+    assert checker.judged > 1
 
 
 def test_a_step_runs_its_stages_in_the_seeds_order(train, tmp_path):

@@ -109,6 +109,18 @@ class RewardConfig:
 
 
 @dataclass
+class LineageConfig:
+    """``trainer.lineage``: what the trace is used for while training.
+
+    Attributes:
+        on_violation: ``raise`` checks each step as it is sealed and stops training at the first that breaks a contract;
+            ``warn`` checks beside training and says so; ``off`` leaves the check to the end of the run.
+    """
+
+    on_violation: str = "off"
+
+
+@dataclass
 class TrainerConfig:
     """``trainer``: how long, on what, and what is kept.
 
@@ -124,6 +136,7 @@ class TrainerConfig:
         default_local_dir: checkpoints; null is ``checkpoints`` in the run folder.
         resume_mode: ``disable`` or ``auto``: every run has a folder of its own, where there is nothing to resume.
         rollout_data_dir: dump of prompts and responses as JSONL; null writes none.
+        lineage: what the trace is used for while training.
     """
 
     total_training_steps: int | None = 3
@@ -149,6 +162,7 @@ class TrainerConfig:
     log_val_generations: int = unused(0)
     critic_warmup: int = unused(0)
     use_v1: bool = unused(True)
+    lineage: LineageConfig = field(default_factory=LineageConfig)
 
 
 @dataclass
@@ -158,7 +172,7 @@ class TraceConfig:
     Attributes:
         enabled: record. ``LINEAGE_DISABLED=1`` says no to every run.
         every: record one step in so many.
-        keep_steps: keep the last so many steps; null keeps all.
+        keep_steps: keep the last so many traced steps, and never more than twice as many; null keeps all.
         reuse: contents of a step that are equal share their statistics.
         sidecar: record in a process of its own, so that a step pays for a snapshot only.
         capture_text: store prompts and responses in the trace; not in this version. Off: a trace never holds them.

@@ -7,6 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from lineage.hooks import disabled
 from lineage.trainer.config.compose import keys, overridden
 from lineage.trainer.config.errors import ConfigError
 
@@ -21,6 +22,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "actor_rollout_ref.rollout.logprobs_mode": ("processed_logprobs", "raw_logprobs"),
     "data.truncation": ("error", "left", "right", "middle"),
     "reward.reward_manager": ("naive",),
+    "trainer.lineage.on_violation": ("raise", "warn", "off"),
     "trainer.resume_mode": ("disable", "auto"),
 }
 POSITIVE = (
@@ -134,7 +136,7 @@ def validate_config(config: DictConfig) -> list[str]:
     _check_sampling(config)
     _check_actor(config)
     _check_trainer(config)
-    return _check_batch_sizes(config)
+    return [*_check_lineage(config), *_check_batch_sizes(config)]
 
 
 def _check_batch_sizes(config: DictConfig) -> list[str]:
@@ -189,6 +191,21 @@ def _check_trainer(config: DictConfig) -> None:
     device = config.trainer.device
     if device.partition(":")[0] not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"trainer.device={device} is not supported; use one of: auto, cpu, cuda")
+
+
+def _check_lineage(config: DictConfig) -> list[str]:
+    """A run that is to be checked step by step is traced."""
+    wanted = config.trainer.lineage.on_violation
+    if wanted == "off":
+        return []
+    if not config.trace.enabled or disabled():
+        why = "LINEAGE_DISABLED is set" if disabled() else "trace.enabled=false"
+        raise ConfigError(
+            f"trainer.lineage.on_violation={wanted} checks what is traced, and {why}: trace, or set it off"
+        )
+    if config.trace.every > 1:
+        return [f"trainer.lineage.on_violation={wanted} sees one step in {config.trace.every} (trace.every)"]
+    return []
 
 
 def _positive(key: str, value: Any) -> None:
