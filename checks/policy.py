@@ -53,7 +53,8 @@ class Policy:
                 yield f"{verdict.code} is required to examine {facts} and examined {verdict.examined:,}{needs}"
         warnings = sum(verdict.warnings for verdict in verdicts)
         if self.max_warnings is not None and warnings > self.max_warnings:
-            yield f"warnings: {warnings:,}, of which at most {self.max_warnings:,} are let through"
+            plural = "" if warnings == 1 else "s"
+            yield f"{warnings:,} warning{plural}, at most {self.max_warnings:,} let through"
 
     def exit_code(self, verdicts: Sequence[Verdict], complete: bool = True) -> ExitCode:
         """The exit code of a report.

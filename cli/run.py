@@ -204,6 +204,8 @@ def _run(config: DictConfig, console: Console) -> Summary:
             if isinstance(error, UserError) and not _is_latest(folder):
                 shutil.rmtree(folder, ignore_errors=True)  # it never began: the last run stays the latest
             raise
+        finally:
+            hooks.install(hooks.NullRecorder())
     steps, scores = len(tracking.history), tracking.values(SCORE)
     summary = Summary(str(folder), steps, scores, interrupted=interrupted, stopped=stopped)
     if off is None:

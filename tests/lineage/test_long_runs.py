@@ -1,85 +1,33 @@
-"""Runs that live long: the disk stays bounded, a killed compaction goes on, and each folder has one run at a time."""
+"""Runs that live long: the disk stays bounded, and a killed compaction goes on."""
 
 from __future__ import annotations
 
-import os
-import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-import synthetic
+from recorded_runs import in_child, step_of, steps_in, synthetic_run
 from typer.testing import CliRunner
 
 import lineage
 from lineage import compact as compaction
-from lineage.buffers import part_schema
 from lineage.checks import check
 from lineage.cli import app
 from lineage.compact import compact, materialise
-from lineage.errors import RecorderError, UserError
+from lineage.errors import RecorderError
 from lineage.parts import PARTS, part_files, steps_of
 from lineage.recorder import Recorder
-from lineage.run import RunInfo, point_latest
+from lineage.run import RunInfo
 from lineage.segments import trace_files
-from lineage.state import StateFile, read_state
-from lineage.writer import PartWriter
-
-KEYS = [f"u_{session}_0" for session in range(4)]
-
-
-def step_of(recorder: Any, step: int) -> None:
-    """A small whole step: what is put is read and cleared again."""
-    keys = [f"s{step}{key}" for key in KEYS]
-    recorder.step(step)
-    recorder.elements.note(keys, [{"global_steps": step, "is_padding": False}] * len(keys))
-    with recorder.stage("rollout", producer="engine") as stage:
-        stage.produce({"responses": [[step, 2, 3]] * 4, "response_mask": [[1, 1, 1]] * 4}, keys=keys)
-    with recorder.stage("advantage", producer="trainer") as stage:
-        stage.produce({"advantages": [[0.5, 0.5, 0.5]] * 4}, keys=keys, mask=[[1, 1, 1]] * 4)
-    recorder.forget(keys)
-    recorder.seal()
+from lineage.state import read_state
 
 
 def on_disk(folder: Path) -> set[int]:
     """Steps in the parts of a run."""
     return {step for path in part_files(folder / PARTS) for step in steps_of(path)}
-
-
-def steps_in(*files: Path) -> list[int]:
-    """Steps of trace files."""
-    return sorted({step for file in files for step in pq.read_table(file)["global_steps"].to_pylist()})
-
-
-def synthetic_run(folder: Path, steps: int, keep_steps: int | None = None, closed: bool = True) -> None:
-    """A run of whole synthetic steps in parts of at most two steps."""
-    parts = folder / PARTS
-    parts.mkdir(parents=True)
-    state = StateFile(parts, "driver", "synthetic")
-    RunInfo("synthetic").write(parts)
-    writer = PartWriter(parts, "driver", keep_steps)
-    seq = 0
-    for step, rows in enumerate(synthetic.steps(steps, synthetic.small(padding=4)), start=1):
-        table = synthetic.to_table(rows, seq).cast(part_schema()).combine_chunks()
-        seq += len(rows)
-        state.begin(step, traced=True)
-        for batch in table.to_batches():
-            writer.write(batch, step)
-        state.sealed(step)
-        state.begin(step, traced=False)
-        state.removed(writer.expired)
-        state.write()
-        writer.remove_expired()
-        if step % 2 == 0:
-            writer.seal()
-    writer.seal()
-    state.state["closed"] = closed
-    state.close()
 
 
 # -- rotation ---------------------------------------------------------------------------------------------------------
@@ -190,40 +138,6 @@ def test_a_step_recorded_again_after_its_removal_is_there(tmp_path: Path) -> Non
 
 
 # -- segments and compaction that goes on ------------------------------------------------------------------------------
-
-
-CHILD = """
-import os, sys
-sys.path[:0] = {paths!r}
-from pathlib import Path
-from lineage import compact as compaction
-from lineage.recorder import Recorder
-from lineage.run import RunInfo
-from test_long_runs import step_of, synthetic_run
-def run(folder, steps, run_id="r", **options):
-    recorder = Recorder(folder, RunInfo(run_id), **options)
-    for step in steps:
-        step_of(recorder, step)
-    return recorder
-def die_at(call, name, owner=os):
-    left = [call]
-    real = getattr(owner, name)
-    def counted(*arguments, **options):
-        left[0] -= 1
-        if left[0] < 0:
-            os._exit(9)
-        return real(*arguments, **options)
-    setattr(owner, name, counted)
-{program}
-"""
-
-
-def in_child(program: str, code: int = 0) -> None:
-    """Run a program in a process of its own, which must end with this code."""
-    paths = [str(Path(synthetic.__file__).parent), str(Path(__file__).parent)]
-    text = CHILD.format(paths=paths, program=program)
-    done = subprocess.run([sys.executable, "-c", text], check=False, capture_output=True, text=True)
-    assert done.returncode == code, done.stderr
 
 
 @contextmanager
@@ -351,129 +265,3 @@ def test_compact_lists_what_it_wrote(tmp_path: Path) -> None:
     assert said.output.splitlines() == [str(path) for path in trace_files(tmp_path / "run")]
     assert len(said.output.splitlines()) > 1
     assert CliRunner().invoke(app, ["compact", str(tmp_path / "run")]).output == said.output
-
-
-# -- one run a folder --------------------------------------------------------------------------------------------------
-
-
-def test_a_second_recorder_of_the_same_name_is_refused(tmp_path: Path) -> None:
-    """One line with the pid and what to do; the first goes on undisturbed, and after it ends the name is free."""
-    folder = tmp_path / "run"
-    first = Recorder(folder, RunInfo("r"))
-    step_of(first, 1)
-    with pytest.raises(RecorderError, match=rf"'driver' by this process, pid {os.getpid()}.*another folder") as caught:
-        Recorder(folder, RunInfo("r"))
-    assert "\n" not in str(caught.value)
-    program = f"""
-try:
-    Recorder({str(folder)!r}, RunInfo("r"))
-except Exception as error:
-    os._exit(5 if "pid {os.getpid()}: end it" in str(error) else 6)
-"""
-    in_child(program, 5)
-    step_of(first, 2)
-    assert first.close() is not None
-    assert steps_in(folder / "trace.parquet") == [1, 2]
-
-
-def test_a_process_that_was_killed_can_be_started_again_even_if_its_number_is_used(tmp_path: Path) -> None:
-    """The lock goes with the process: a live process of the same number, this one, does not matter."""
-    folder = tmp_path / "run"
-    in_child(f"r = run({str(folder)!r}, [1]); r._state.state['pid'] = {os.getpid()}; r._state.write(); os._exit(9)", 9)
-    recorder = Recorder(folder, RunInfo("r"))
-    step_of(recorder, 2)
-    recorder.close()
-    assert steps_in(folder / "trace.parquet") == [1, 2]
-
-
-def test_a_forked_child_does_not_keep_the_lock_of_its_dead_parent(tmp_path: Path) -> None:
-    """A data loader's worker that outlives a killed trainer is not taken for it."""
-    folder = tmp_path / "run"
-    program = f"""
-r = run({str(folder)!r}, [1])
-child = os.fork()
-if child == 0:
-    import time
-    os.close(1); os.close(2)
-    time.sleep(60)
-Path({str(tmp_path / "child")!r}).write_text(str(child))
-os._exit(9)
-"""
-    in_child(program, 9)
-    try:
-        recorder = Recorder(folder, RunInfo("r"))
-        step_of(recorder, 2)
-        assert recorder.close() is not None
-    finally:
-        os.kill(int((tmp_path / "child").read_text()), 9)
-
-
-def test_another_run_is_refused_while_one_is_live(tmp_path: Path) -> None:
-    """Ranks of one run share a folder; a run of another id is told whose it is, and may have it afterwards."""
-    folder = tmp_path / "run"
-    ranks = [Recorder(folder, RunInfo("mine"), process=f"actor:{rank}", rank=rank) for rank in (0, 1)]
-    with pytest.raises(RecorderError, match=r"by run mine \(process actor:0, pid \d+\): give run yours a folder"):
-        Recorder(folder, RunInfo("yours"))
-    assert "yours" not in (folder / PARTS / "run.json").read_text()
-    assert not list((folder / PARTS).glob("driver*"))
-    for rank, recorder in enumerate(ranks):
-        step_of(recorder, 1)
-        assert (recorder.close() is None) is (rank == 0)
-
-
-def test_without_locks_the_process_number_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a file system that has no locks a live process is still refused, and a dead one can be started again."""
-    monkeypatch.setattr("lineage.locks.lock", lambda descriptor, wait: None)
-    folder = tmp_path / "run"
-    first = Recorder(folder, RunInfo("r"))
-    assert first._state.state["locked"] is False
-    step_of(first, 1)
-    with pytest.raises(RecorderError, match="being recorded as 'driver'"):
-        Recorder(folder, RunInfo("r"))
-    with pytest.raises(UserError, match="still being written"):
-        compact(folder)
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    first._state.state["pid"] = gone.pid
-    first._state.write()
-    second = Recorder(folder, RunInfo("r"))
-    step_of(second, 2)
-    assert second.close() is not None
-
-
-@pytest.mark.slow
-def test_processes_that_close_together_compact_once(tmp_path: Path) -> None:
-    """Both find the other closed: one compacts, the other waits and finds the trace."""
-    folder = tmp_path / "run"
-    synthetic_run(folder, 6)
-    program = f"print(compaction.compact(Path({str(folder)!r})))"
-    paths = [str(Path(synthetic.__file__).parent), str(Path(__file__).parent)]
-    command = [sys.executable, "-c", CHILD.format(paths=paths, program=program)]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(3)]
-    said = [process.communicate() for process in running]
-    assert [process.returncode for process in running] == [0, 0, 0], said
-    assert steps_in(folder / "trace.parquet")[-1] == 6
-    assert [path.name for path in folder.iterdir()] == ["trace.parquet"]
-
-
-def test_latest_is_valid_at_every_moment(tmp_path: Path) -> None:
-    """Two programs start runs in one folder over and over: a reader always finds a run behind the link."""
-    program = f"""
-from lineage.run import new_run_folder, point_latest
-for _ in range(60):
-    point_latest(new_run_folder(Path({str(tmp_path)!r})))
-"""
-    point_latest(_made(tmp_path / "first"))
-    paths = [str(Path(synthetic.__file__).parent), str(Path(__file__).parent)]
-    command = [sys.executable, "-c", CHILD.format(paths=paths, program=program)]
-    running = [subprocess.Popen(command) for _ in range(2)]
-    while any(process.poll() is None for process in running):
-        assert (tmp_path / "latest").is_dir()
-    assert [process.returncode for process in running] == [0, 0]
-    assert len([path for path in tmp_path.iterdir() if re.fullmatch(r"\d{8}-\d{6}-\w{4}", path.name)]) == 120
-    assert not list(tmp_path.glob(".latest*"))
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder

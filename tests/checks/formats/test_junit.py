@@ -85,7 +85,7 @@ def test_a_required_code_that_saw_nothing_fails():
     assert cases["PAD001"] == (Skipped, "vacuous: nothing to examine")
     assert cases["TOK001"] == (Skipped, "needs field input_ids (never recorded)")
     cases = _cases(report(vacuous, absent, policy=Policy(require={"PAD001": 1})))
-    assert cases["PAD001"] == (Failure, "PAD001 is required to examine 1 facts and examined 0")
+    assert cases["PAD001"] == (Failure, "PAD001 is required to examine 1 fact and examined 0")
     assert cases["TOK001"][0] is Skipped
 
 
@@ -104,7 +104,7 @@ def test_too_many_warnings_are_a_case_of_their_own():
     warned = failed("KEY001", replace(VIOLATION, severity="warning"))
     assert _cases(report(warned))["KEY001"] is None
     cases = _cases(report(warned, policy=Policy(max_warnings=0)))
-    assert cases["warnings"] == (Failure, "1 warnings, at most 0 are let through")
+    assert cases["warnings"] == (Failure, "1 warning, at most 0 let through")
 
 
 def test_a_long_list_of_violations_is_cut_and_says_so():

@@ -39,7 +39,7 @@ def test_text_says_why_the_exit_code_is_1_without_a_violation():
     assert one.exit_code == 1
     lines = to_text(one, quiet=True).splitlines()
     assert "fails: KEY001 is required to examine 10 facts and examined 9" in lines
-    assert "fails: 1 warnings, at most 0 are let through" in lines
+    assert "fails: 1 warning, at most 0 let through" in lines
 
 
 def test_text_says_why_the_exit_code_is_3(judged):
