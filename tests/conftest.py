@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ if str(_BENCHMARKS) not in sys.path:
 
 import synthetic  # noqa: E402
 
+from lineage import hooks  # noqa: E402
+
 # a shared machine may be slow at any moment, so property tests are not timed
 settings.register_profile("lineage", deadline=None)
 settings.load_profile("lineage")
@@ -24,3 +27,10 @@ def trace_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clean two-step trace with padding."""
     rows = [row for step in synthetic.steps(2, synthetic.small(padding=4)) for row in step]
     return synthetic.write_rows(tmp_path_factory.mktemp("trace") / "trace.parquet", rows)
+
+
+@pytest.fixture(autouse=True)
+def no_recorder_left() -> Iterator[None]:
+    """A recorder that a test leaves installed would record, and judge, the steps of the next one."""
+    yield
+    hooks.install(hooks.NullRecorder())
