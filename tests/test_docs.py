@@ -71,6 +71,7 @@ def test_every_console_block_is_one_command_of_ours() -> None:
         assert re.findall(r"^\$ (\w+) ", text, re.M) == ["lineage"], text
 
 
+@pytest.mark.slow
 def test_pages_made_from_the_code_are_not_stale() -> None:
     """scripts/make_docs.py --check finds nothing to write."""
     command = [sys.executable, "scripts/make_docs.py", "--check"]

@@ -28,6 +28,7 @@ from lineage.checks.window import Window, keys_of
 from lineage.errors import CheckError, ViolationError
 
 SAMPLES = Path(lineage.__file__).parent / "traces" / "samples"
+QUICK = ("ADV001", "BAT001", "QUE003")  # of the others each is slow: CI runs them all
 Rows = list[synthetic.Row]
 Write = Callable[..., Path]
 
@@ -75,7 +76,9 @@ def compare(path: Path) -> None:
     assert without_counts(said) == without_counts(expected)
 
 
-@pytest.mark.parametrize("code", sorted(FAULTS))
+@pytest.mark.parametrize(
+    "code", [code if code in QUICK else pytest.param(code, marks=pytest.mark.slow) for code in sorted(FAULTS)]
+)
 def test_a_fault_is_raised_where_the_check_says_it_happened(code: str, rows: Rows, write: Write) -> None:
     """Step by step and afterwards: the same code, step, event, trajectories, expected and actual."""
     FAULTS[code][0](rows)
@@ -107,6 +110,7 @@ def _moved(row: synthetic.Row, step: int) -> synthetic.Row:
     return replace(row, scalars=row.scalars | {"global_steps": step}, lists=copy.deepcopy(row.lists))
 
 
+@pytest.mark.slow
 def test_a_write_many_steps_late_is_a_ghost(write: Write) -> None:
     """A key cleared in step 1 and written in step 5 is raised there, by the rows of step 1 that were kept."""
     rows = [row for step in synthetic.steps(5, synthetic.small()) for row in step]

@@ -120,9 +120,7 @@ def test_warnings_count_once_there_is_a_limit(most, code):
     verdicts = [Verdict("KEY001", Kind.PASS, 9, warnings=2), Verdict("MSK002", Kind.PASS, 9, warnings=1)]
     policy = Policy(max_warnings=most)
     assert policy.exit_code(verdicts) == code
-    assert list(policy.complaints(verdicts)) == (
-        ["3 warnings, at most 2 let through"] if most == 2 else []
-    )
+    assert list(policy.complaints(verdicts)) == (["3 warnings, at most 2 let through"] if most == 2 else [])
 
 
 def test_a_report_reads_well_in_a_notebook_and_as_a_table(rows, write):

@@ -71,7 +71,7 @@ def test_trains_traces_checks_and_says_what_next(invoke, tmp_path):
     ("override", "line"),
     [
         ("data.train_files=nowhere.jsonl", r"nowhere\.jsonl: no such file"),
-        ("trainer.device=cuda", r"trainer\.device=cuda: torch sees no CUDA device"),
+        pytest.param("trainer.device=cuda", r"trainer\.device=cuda: torch sees no CUDA device", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_that_never_began_hides_nothing(invoke, override, line):
@@ -84,6 +84,7 @@ def test_a_run_that_never_began_hides_nothing(invoke, override, line):
     assert sorted(Path("runs").iterdir()) == before
 
 
+@pytest.mark.slow
 def test_runs_never_overwrite_each_other(invoke):
     """A second run has a folder of its own and becomes the latest."""
     assert invoke(*SMALL).exit_code == 0
@@ -187,9 +188,9 @@ def test_a_mistake_leaves_no_run_folder(invoke, override, expected):
     ("overrides", "expected"),
     [
         (["data.train_files=absent.parquet"], "absent.parquet: no such file"),
-        (["data.train_files=builtin:none"], "known: add, digits"),
-        (["reward.scorer=guess"], "reward.scorer=guess is unknown"),
-        (["data.max_prompt_length=5"], "the prompt of row 0 has"),
+        pytest.param(["data.train_files=builtin:none"], "known: add, digits", marks=pytest.mark.slow),
+        pytest.param(["reward.scorer=guess"], "reward.scorer=guess is unknown", marks=pytest.mark.slow),
+        pytest.param(["data.max_prompt_length=5"], "the prompt of row 0 has", marks=pytest.mark.slow),
         (["actor_rollout_ref.rollout.agent.default_agent_loop=tool_agnt"], "tool_agnt"),
     ],
 )
@@ -226,7 +227,7 @@ PADDED = [
 ]
 
 
-@pytest.mark.parametrize("sidecar", ["true", "false"])
+@pytest.mark.parametrize("sidecar", ["true", pytest.param("false", marks=pytest.mark.slow)])
 def test_a_corrupted_reward_function_stops_the_run_at_its_step(invoke, sidecar):
     """on_violation=raise: exit 1 at the step, the check's headline and the run folder printed, the trace whole."""
     Path("corrupt.py").write_text(CORRUPT)
@@ -243,6 +244,7 @@ def test_a_corrupted_reward_function_stops_the_run_at_its_step(invoke, sidecar):
     assert state["error"].startswith(f"ViolationError: {report.headline.invariant.code} ")
 
 
+@pytest.mark.slow
 def test_a_corrupted_reward_function_is_a_warning_when_one_asks_for_it(invoke, capfd):
     """on_violation=warn: one line at the step, training goes on, and the check at the end exits 1."""
     Path("corrupt.py").write_text(CORRUPT)
@@ -270,6 +272,7 @@ def test_a_check_of_every_step_needs_a_trace(invoke, monkeypatch):
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_a_check_of_some_steps_says_so(invoke):
     """With trace.every only the traced steps are seen."""
     result = invoke("--cfg", "job", "trainer.lineage.on_violation=warn")

@@ -181,7 +181,7 @@ def test_a_large_run_becomes_segments_cut_between_steps(tmp_path: Path, closed: 
         Recorder(tmp_path / "run", RunInfo("r"))
 
 
-@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize("at", [2, *(pytest.param(at, marks=pytest.mark.slow) for at in (1, 3))])
 def test_a_killed_compaction_goes_on_to_the_same_bytes(tmp_path: Path, at: int) -> None:
     """What was finished is not written again, the parts are there until all is, and nothing is left aside."""
     synthetic_run(tmp_path / "run", 5)

@@ -47,7 +47,14 @@ def record(folder: Path, rank: int, mask: list[list[int]], use: list[list[int]] 
     return recorder
 
 
-@pytest.mark.parametrize("how", ["parts", "parts folder", "one file", "a file a rank", "glob"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "parts",
+        "glob",
+        *(pytest.param(how, marks=pytest.mark.slow) for how in ("parts folder", "one file", "a file a rank")),
+    ],
+)
 @pytest.mark.parametrize("wrong", [False, True])
 def test_a_check_across_ranks_sees_them_as_one(tmp_path, how, wrong):
     """One rank writes the mask, another uses it: a mask of its own is found however the ranks' rows lie."""

@@ -51,7 +51,17 @@ def uploaded(tmp_path):
     files.rm(root, recursive=True)
 
 
-@pytest.mark.parametrize("how", ["file", "folder", "parts", "parts folder", "a part", "segments", "glob", "files"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "file",
+        "parts",
+        *(
+            pytest.param(how, marks=pytest.mark.slow)
+            for how in ("folder", "parts folder", "a part", "segments", "glob", "files")
+        ),
+    ],
+)
 def test_a_url_is_read_like_a_path(tmp_path, uploaded, how, monkeypatch):
     """A file, a run folder in any state, a glob: the same verdicts as on the spot; the copy goes when it is closed."""
     run = run_in_parts(tmp_path / "run")
