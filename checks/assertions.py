@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from lineage.checks.formats.text import headline_lines
@@ -58,7 +58,15 @@ def assert_invariants(
     """
     __tracebackhide__ = True
     try:
-        report = _report(trace, select, ignore, require, allow_incomplete, baseline, checks)
+        report = _report(
+            trace,
+            select=select,
+            ignore=ignore,
+            require=require,
+            allow_incomplete=allow_incomplete,
+            baseline=baseline,
+            checks=checks,
+        )
     except LineageError as error:
         raise error.with_traceback(None) from None  # the caller's line is the one to see
     message = "\n".join(_complaint(report))
@@ -97,7 +105,7 @@ def assert_violates(
     """
     __tracebackhide__ = True
     try:
-        verdict = _verdict(_report(trace, () if isinstance(trace, Report) else code, checks=checks), code)
+        verdict = _verdict(_report(trace, select=() if isinstance(trace, Report) else code, checks=checks), code)
     except LineageError as error:
         raise error.with_traceback(None) from None
     wanted = {"stage": stage, "field": field, "key": key, "global_steps": step}
@@ -113,40 +121,21 @@ def verdicts_on(trace: Trace) -> dict[str, str]:
     return dict(_judged.get(trace, {}))
 
 
-def _report(
-    trace: Trace | Report | Recorded | str | Path,
-    select: str | Sequence[str] = (),
-    ignore: str | Sequence[str] = (),
-    require: str | Sequence[str] | Mapping[str, int] = (),
-    allow_incomplete: bool = False,
-    baseline: str | Path | None = None,
-    checks: Sequence[str | Path] = (),
-) -> Report:
+def _report(trace: Trace | Report | Recorded | str | Path, **options: Any) -> Report:
+    """The report of a trace under the options of ``lineage.check``, or the report given."""
     if isinstance(trace, Report):
-        if select or ignore or require or allow_incomplete or baseline is not None or checks:
+        if any(value for value in options.values()):
             raise UserError("a report is judged already: give these options to lineage.check, or give the trace")
         return trace
     if not isinstance(trace, Trace | str | Path):
         if not hasattr(trace, "trace"):
             raise UserError(f"{trace!r}: give a path, an open trace, a recording or a report")
         trace = trace.trace
-    report = check(
-        trace,
-        select=_listed(select),
-        ignore=_listed(ignore),
-        require=require if isinstance(require, Mapping) else _listed(require),
-        allow_incomplete=allow_incomplete,
-        baseline=baseline,
-        checks=checks,
-    )
+    report = check(trace, **options)
     if isinstance(trace, Trace):
         said = {one.code: "accepted" if one.errors and not one.new else one.kind.value for one in report.verdicts}
         _judged.setdefault(trace, {}).update(said)
     return report
-
-
-def _listed(names: str | Sequence[str]) -> list[str]:
-    return [names] if isinstance(names, str) else list(names)
 
 
 def _verdict(report: Report, code: str) -> Verdict:

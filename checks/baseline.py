@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from lineage.checks.policy import Match
 from lineage.checks.report import Report
-from lineage.checks.verdict import Verdict, Violation
+from lineage.checks.verdict import Kind, Verdict, Violation
 from lineage.errors import UserError
 
 FORMAT_VERSION = 1
@@ -45,6 +45,10 @@ class Known:
     def unlisted(self) -> int:
         """Violations of which only the number is known."""
         return self.count - sum(self.at.values())
+
+    def at_least(self, other: Known) -> Known:
+        """What either accepts: of each count the greater."""
+        return Known(max(self.count, other.count), Counter(self.at) | Counter(other.at))
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,9 @@ class Baseline:
         except OSError as error:
             raise BaselineError(f"{path}: cannot read the baseline: {error.strerror or error}") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BaselineError(f"{path}: not a baseline file; make it anew with --update-baseline") from error
+            raise BaselineError(
+                f"{path}: not a baseline file; delete it, then make it anew with --update-baseline"
+            ) from error
 
     @classmethod
     def of(cls, reports: Iterable[Report], match: Match = Match.KEY) -> Baseline:
@@ -85,16 +91,19 @@ class Baseline:
         for report in reports:
             for verdict in report.verdicts:
                 for place, new in _places(verdict).items():
-                    old = known.get(place, Known())
-                    at = Counter(new.at) | Counter(old.at)  # the greater count of either
-                    known[place] = Known(max(old.count, new.count), at)
+                    known[place] = known.get(place, Known()).at_least(new)
         return cls(match, known)
 
-    def keeping(self, other: Baseline, judged: Iterable[str]) -> Baseline:
-        """This baseline, and of the ``other`` what concerns codes that were not judged."""
-        codes = set(judged)
-        kept = {place: known for place, known in other.known.items() if place[0] not in codes}
-        return replace(self, known={**kept, **self.known})
+    def keeping(self, other: Baseline, reports: Iterable[Report]) -> Baseline:
+        """This baseline of these reports, and of the ``other`` what they could not see again: codes that were not run,
+        or did not judge every step.
+        """
+        seen = _seen(reports)
+        known = dict(self.known)
+        for place, before in other.known.items():
+            if place[0] not in seen:
+                known[place] = known.get(place, Known()).at_least(before)
+        return replace(self, known=known)
 
     def save(self, path: Path) -> None:
         """Write the file, one line a place and a violation, so that a change to it reads well in a review.
@@ -136,17 +145,22 @@ class Baseline:
         pairs = zip(verdict.violations, marked, strict=True)
         return replace(verdict, violations=tuple(replace(one, accepted=yes) for one, yes in pairs), accepted=accepted)
 
-    def gone(self, report: Report) -> int:
-        """Known violations of the codes judged that did not happen in this trace."""
-        found: dict[Place, Known] = {}
-        for verdict in report.verdicts:
-            found |= _places(verdict)
-        judged = {verdict.code for verdict in report.verdicts}
-        gone = 0
-        for place, known in self.known.items():
-            if place[0] in judged:
-                gone += max(0, known.count - found.get(place, Known()).count)
-        return gone
+    def gone(self, reports: Sequence[Report]) -> int:
+        """Known violations that occurred in none of these traces, of the codes that would have seen them."""
+        now = Baseline.of(reports).known
+        seen = _seen(reports)
+        return sum(
+            max(0, known.count - now.get(place, Known()).count)
+            for place, known in self.known.items()
+            if place[0] in seen
+        )
+
+
+def _seen(reports: Iterable[Report]) -> set[str]:
+    """Codes that judged every step of every trace."""
+    verdicts = [(verdict, report.state) for report in reports for verdict in report.verdicts]
+    blind = {one.code for one, state in verdicts if state or one.kind not in (Kind.PASS, Kind.FAIL)}
+    return {one.code for one, _ in verdicts} - blind
 
 
 def _took(left: Counter[At], one: Violation) -> bool:

@@ -189,7 +189,8 @@ def get(code: str, known: Sequence[Invariant] | None = None) -> Invariant:
     for invariant in found:
         if invariant.code == code.upper():
             return invariant
-    raise CatalogueError(_unknown(code, found))
+    family = [one.code for one in found if one.family == code.upper()]
+    raise CatalogueError(f"{code} is a family: name one of {', '.join(family)}" if family else _unknown(code, found))
 
 
 def select(

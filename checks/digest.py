@@ -116,8 +116,19 @@ class _Claims:
         return np.array(fresh, dtype=bool)
 
 
-def digest(sources: Sequence[Path | pa.RecordBatch], threads: int = 2, unseen: Collection[int] = ()) -> Digest:
-    """Read files or batches once, a row group at a time on ``threads`` threads; what ``unseen`` steps say is left."""
+def digest(
+    sources: Sequence[Path | pa.RecordBatch], threads: int = 2, unseen: Collection[tuple[str, int]] = ()
+) -> Digest:
+    """Read files or batches once, a row group at a time on ``threads`` threads; what ``unseen`` steps say is left.
+
+    Args:
+        sources: the files or batches of one trace.
+        threads: to read with.
+        unseen: run and step of what is not judged.
+
+    Raises:
+        TraceError: a file cannot be read.
+    """
     claims = _Claims()
     seen: set[str] = set()
     tasks = [
@@ -145,11 +156,11 @@ class _First:
 
     Attributes:
         early: run, step and field of what the early stages wrote.
-        unseen: steps that are not judged.
+        unseen: run and step of what is not judged.
     """
 
     early: frozenset[_Place]
-    unseen: frozenset[int]
+    unseen: frozenset[tuple[str, int]]
 
     def among(self, table: pa.Table, rows: NDArray[Any]) -> list[int]:
         """Those of ``rows``, which hold content or length tags, that say it first."""
@@ -157,7 +168,8 @@ class _First:
         return [
             row
             for row, place, stage, op in zip(rows.tolist(), places, stages, ops, strict=True)
-            if place[1] not in self.unseen and (op == "tag" or stage in EARLY or place not in self.early)
+            if (place[0] or "", place[1]) not in self.unseen
+            and (op == "tag" or stage in EARLY or place not in self.early)
         ]
 
 

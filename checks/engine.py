@@ -11,22 +11,35 @@ import duckdb
 import pyarrow as pa
 
 from lineage.checks.blame import headline
-from lineage.checks.catalogue import CatalogueError, Invariant
+from lineage.checks.catalogue import Invariant
 from lineage.checks.own import accuse
 from lineage.checks.profiles import load
 from lineage.checks.report import Report
 from lineage.checks.verdict import Kind, Site, Verdict, Violation
 from lineage.checks.workbench import Workbench
-from lineage.traces import Trace
-from lineage.traces.fence import interruptible
+from lineage.errors import first_line
+from lineage.traces import Trace, TraceError, fence
+from lineage.traces.errors import reading
 
 
-@interruptible()
+@fence.interruptible()
 def judge(trace: Trace, invariants: Sequence[Invariant], threads: int | None = None) -> Report:
-    """What these invariants say of a trace."""
+    """What these invariants say of a trace.
+
+    Raises:
+        TraceError: it cannot be read, or its runs follow different profiles.
+    """
+    with reading(trace.path):
+        return _judged(trace, invariants, threads or min(4, os.cpu_count() or 1))
+
+
+def _judged(trace: Trace, invariants: Sequence[Invariant], threads: int) -> Report:
     began = time.perf_counter()
+    profiles = sorted({run.profile for run in trace.source.runs if run.profile})
+    if len(profiles) > 1:
+        raise TraceError(f"{trace.path}: its runs follow different profiles ({', '.join(profiles)}): check them apart")
     profile = load(trace.profile)
-    bench = Workbench(trace, profile, threads or min(4, os.cpu_count() or 1))
+    bench = Workbench(trace, profile, threads)
     verdicts = tuple(_judge(bench, one) for one in invariants)
     return Report(
         path=trace.path,
@@ -34,7 +47,7 @@ def judge(trace: Trace, invariants: Sequence[Invariant], threads: int | None = N
         profile=profile,
         rows=bench.number("select count(*) from digest_events"),
         facts=bench.number("select sum(n) from digest_events"),
-        steps=bench.number("select count(distinct global_steps) from events where global_steps > 0"),
+        steps=bench.number("select count(distinct step_id) from events where global_steps > 0"),
         state=trace.state.sentence(),
         verdicts=verdicts,
         invariants=tuple(invariants),
@@ -56,8 +69,9 @@ def _judge(bench: Workbench, invariant: Invariant) -> Verdict:
         examined, accused = accuse(bench, invariant) if invariant.origin else _accuse(bench, invariant)
         found = _violations(bench, accused)
     except duckdb.Error as error:
-        said = str(error).splitlines()[0]
-        raise CatalogueError(f"{invariant.code}: its query failed on this trace: {said}") from error
+        if fence.interrupted(error):
+            raise
+        raise TraceError(f"{bench.trace.path}: {invariant.code} cannot be judged: {first_line(error)}") from error
     needed = "" if complete else bench.trace.state.sentence()
     if found.errors:
         kind, needed = Kind.FAIL, ""

@@ -41,6 +41,8 @@ class Gate:
         """
         known = available(settings.checks)
         chosen = select(settings.select, settings.ignore, known)
+        if not chosen:
+            raise CatalogueError("no invariant is left to judge by: ignore leaves out all that select names")
         policy = settings.policy
         for option, codes in (("require", policy.require), ("max-violations", policy.max_violations)):
             for code in codes:
@@ -67,20 +69,25 @@ class Gate:
                     outcomes.append(self.judge(trace))
             except TraceError as error:
                 outcomes.append(Refused(path, str(error)))
-        return outcomes
+        return self.noted(outcomes)
 
     def apply(self, report: Report) -> Report:
         """The report with what the gate lets through accepted, and a headline of the rest."""
         verdicts = report.verdicts
-        notes = report.notes
         if self.baseline is not None:
             verdicts = tuple(map(self.baseline.accept, verdicts))
-            gone = self.baseline.gone(report)
-            if gone:
-                notes = (*notes, f"{gone:,} known violations did not occur: --update-baseline forgets them")
         verdicts = tuple(map(self.policy.accept, verdicts))
-        first = headline(verdicts, self.invariants)
-        return replace(report, verdicts=verdicts, headline=first, policy=self.policy, notes=notes)
+        return replace(report, verdicts=verdicts, headline=headline(verdicts, self.invariants), policy=self.policy)
+
+    def noted(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
+        """The outcomes of one check; the last report says which known violations occurred in none of them."""
+        reports = [one for one in outcomes if isinstance(one, Report)]
+        gone = 0 if self.baseline is None or len(reports) < len(outcomes) else self.baseline.gone(reports)
+        if not gone:
+            return list(outcomes)
+        said = "1 known violation" if gone == 1 else f"{gone:,} known violations"
+        note = f"{said} did not occur: --update-baseline forgets {'it' if gone == 1 else 'them'}"
+        return [*outcomes[:-1], replace(reports[-1], notes=(*reports[-1].notes, note))]
 
 
 def check(
@@ -91,7 +98,7 @@ def check(
     require: str | Sequence[str] | Mapping[str, int] = (),
     allow_incomplete: bool = False,
     baseline: str | Path | None = None,
-    checks: Sequence[str | Path] = (),
+    checks: str | Path | Sequence[str | Path] = (),
     threads: int | None = None,
 ) -> Report:
     """Judge one trace.
@@ -120,10 +127,16 @@ def check(
         ignore=names(ignore),
         policy=Policy(require=required, allow_incomplete=allow_incomplete),
         baseline=None if baseline is None else Path(baseline),
-        checks=tuple(map(Path, checks)),
+        checks=(Path(checks),) if isinstance(checks, str | Path) else tuple(map(Path, checks)),
     )
     gate = Gate.of(settings)
     if isinstance(trace, Trace):
-        return gate.judge(trace, threads)
+        return _noted(gate, gate.judge(trace, threads))
     with open_trace(trace, threads=threads, views=False) as opened:
-        return gate.judge(opened, threads)
+        return _noted(gate, gate.judge(opened, threads))
+
+
+def _noted(gate: Gate, report: Report) -> Report:
+    (noted,) = gate.noted([report])
+    assert isinstance(noted, Report)
+    return noted

@@ -6,6 +6,8 @@ or empties is gone before the next one runs.
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
@@ -17,6 +19,7 @@ from duckdb import DuckDBPyRelation
 from lineage.checks.catalogue import SEVERITIES, CatalogueError, Check, Invariant
 from lineage.checks.profiles import Profile
 from lineage.checks.workbench import Workbench
+from lineage.errors import first_line
 from lineage.traces import Trace, fence
 from lineage.traces.fence import FenceError
 
@@ -135,7 +138,10 @@ def _examined(bench: Workbench, examines: str) -> int:
     rows = bench.con.execute(fence.query(bench.con, examines)).fetchall()
     if len(rows) != 1 or len(rows[0]) != 1 or not isinstance(rows[0][0], int | float | Decimal | None):
         raise FenceError("examines must be a query for one number")
-    return int(rows[0][0] or 0)
+    examined = int(rows[0][0] or 0)
+    if examined < 0:
+        raise FenceError(f"examines must count facts, and says {examined}")
+    return examined
 
 
 def _from_sql(bench: Workbench, sql: str) -> pa.Table:
@@ -158,14 +164,14 @@ def _from_sql(bench: Workbench, sql: str) -> pa.Table:
 
 def _from_python(bench: Workbench, check: Check) -> pa.Table:
     try:
-        return _understood(pa.Table.from_pylist([_row(one) for one in check(Tables(bench))], _FINDINGS))
-    except (FenceError, duckdb.Error):
+        with contextlib.redirect_stdout(sys.stderr):  # standard output is the report's
+            return _understood(pa.Table.from_pylist([_row(one) for one in check(Tables(bench))], _FINDINGS))
+    except (FenceError, duckdb.Error, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:  # an exit is no verdict either
         if fence.interrupted(error):
             raise
-        said = (str(error).splitlines() or [""])[0]
-        raise FenceError(f"it raised {type(error).__name__}: {said}") from error
+        raise FenceError(f"it raised {type(error).__name__}: {first_line(error)}") from error
 
 
 def _understood(findings: pa.Table) -> pa.Table:

@@ -15,6 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 import pluggy
 
 from lineage.checks.catalogue import CatalogueError, Check, Invariant, validated
+from lineage.errors import first_line
 
 GROUP = "lineage"
 #: environment variable that leaves them all out: a broken one need not stop a gate
@@ -118,6 +119,5 @@ def _of(entry: EntryPoint) -> Iterator[Invariant]:
             raise TypeError(f"it gave a {type(wrong).__name__}, an Invariant is wanted: see lineage.checks.invariant")
         yield from (validated(replace(one, origin=distribution), distribution) for one in given)
     except (Exception, SystemExit) as error:
-        said = (str(error).splitlines() or [""])[0]
         mend = f"mend it, pip uninstall {distribution}, or set {OFF}=1"
-        raise PluginError(f"{where}: {type(error).__name__}: {said}; {mend}") from error
+        raise PluginError(f"{where}: {type(error).__name__}: {first_line(error)}; {mend}") from error

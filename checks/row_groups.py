@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lineage.checks.flat import Int64
+from lineage.traces.errors import reading
 
 
 class RowGroups(Protocol):
@@ -60,17 +61,21 @@ class _File:
     def __init__(self, number: int, path: Path, columns: Sequence[str]) -> None:
         self.number, self.path = number, path
         self._open = threading.local()
-        self.metadata = pq.read_metadata(path)
-        stored = set(pq.read_schema(path).names)
+        with reading(path):
+            self.metadata = pq.read_metadata(path)
+            stored = set(self.metadata.schema.to_arrow_schema().names)
         self.columns = [name for name in columns if name in stored]
         counts = [self.metadata.row_group(group).num_rows for group in range(self.metadata.num_row_groups)]
         self.first_row = np.concatenate([[0], np.cumsum(counts)])
 
     def read(self, group: int, columns: Sequence[str] | None = None) -> pa.Table:
         dictionaries = [f"{name}.list.element" for name in ("key", "status", "reason") if name in self.columns]
-        # One reader per thread: opening the file again for each row group costs as much as reading it.
-        file = getattr(self._open, "file", None)
-        if file is None:
-            file = self._open.file = pq.ParquetFile(self.path, metadata=self.metadata, read_dictionary=dictionaries)
         wanted = self.columns if columns is None else [name for name in columns if name in self.columns]
-        return file.read_row_group(group, columns=wanted, use_threads=False)
+        with reading(self.path):
+            # One reader per thread: opening the file again for each row group costs as much as reading it.
+            file = getattr(self._open, "file", None)
+            if file is None:
+                file = self._open.file = pq.ParquetFile(
+                    self.path, metadata=self.metadata, read_dictionary=dictionaries, page_checksum_verification=True
+                )
+            return file.read_row_group(group, columns=wanted, use_threads=False)

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from lineage.checks.formats import PRINTED, split_output
 from lineage.checks.policy import Match, Policy
 from lineage.errors import UserError
 
@@ -75,6 +76,7 @@ def load(path: Path) -> Settings:
         if name not in SETTINGS:
             near = get_close_matches(name, SETTINGS, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(SETTINGS)}"
+            hint = "no header is wanted here" if name == "tool" else hint
             raise SettingsError(f"{path}: no setting {name!r}; {hint}")
         try:
             settings = SETTINGS[name](settings, value, path.parent)
@@ -141,9 +143,10 @@ def _path(folder: Path, said: Any) -> Path:
 
 
 def _output(folder: Path, said: str) -> str:
-    """``FORMAT=FILE`` or ``FILE`` with the file seen from the settings' folder."""
-    form, equals, file = said.partition("=")
-    return f"{form}={folder / file}" if equals else str(folder / said)
+    """``FORMAT=FILE`` or ``FILE`` with the file seen from the settings' folder; ``-`` stays what is printed."""
+    form, file = split_output(said)
+    place = file if file == PRINTED else str(folder / file)
+    return f"{form}={place}" if form else place
 
 
 def _policy(settings: Settings, **changed: Any) -> Settings:

@@ -6,7 +6,7 @@ with placed as (
         dense_rank() over (order by run_id, coalesce(partition, '')) as scope,
         row_number() over (order by run_id, case when one then seq else time_ns end, process, seq) as ord
     from digest_events, (select count(distinct process) <= 1 as one from digest_events)
-    where global_steps not in (select step from unseen)
+    where (coalesce(run_id, ''), global_steps) not in (select (run_id, step) from unseen)
 )
 select e.*, p.step_id, p.scope, p.ord
 from digest_events as e join placed as p using (rid)

@@ -7,7 +7,7 @@
 ``base``: one row per trajectory: its content as the rollout wrote it, against which later rows are held.
 ``expected``: the signatures a row with key list ``k`` has when it agrees with ``base``.
 ``suspects`` and ``elements``: an invariant names rows by ``rid`` in the first and reads their elements in the second.
-``settings``: what the configuration declares.
+``settings``: what configuration and profile declare, one row a run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from lineage.checks.digest import SCALARS, Digest, digest
 from lineage.checks.profiles import Profile
@@ -27,6 +26,7 @@ from lineage.traces.trace import Trace, facts_of
 _TABLES = Path(__file__).parent / "tables.sql"
 _VIEW = "create or replace temp view"
 _NOBODY = pa.table({})
+_UNSEEN = pa.schema([("run_id", pa.string()), ("step", pa.int64())])
 # Traces whose connection has what does not depend on their rows, and statements parsed on it: it may be asked again.
 _FURNISHED: WeakSet[Trace] = WeakSet()
 _PARSED: WeakKeyDictionary[Trace, dict[str, Any]] = WeakKeyDictionary()
@@ -38,7 +38,7 @@ class Workbench:
     def __init__(self, trace: Trace, profile: Profile, threads: int = 2) -> None:
         self.trace, self.profile = trace, profile
         self.con = trace.connection
-        self.digest: Digest = digest(trace.batches or trace.source.files, threads, trace.state.unseen)
+        self.digest: Digest = digest(trace.batches or trace.source.files, threads, trace.source.unseen)
         self._fill()
         if trace not in _FURNISHED:
             self._furnish()
@@ -56,7 +56,8 @@ class Workbench:
             con.register(f"digest_{name}", cells)
         con.register("digest_names", found.names)
         con.register("keyed", found.keyed)
-        con.register("unseen", pa.table({"step": pa.array(self.trace.state.unseen, pa.int64())}))
+        unseen = [{"run_id": run_id, "step": step} for run_id, step in self.trace.source.unseen]
+        con.register("unseen", pa.Table.from_pylist(unseen, _UNSEEN))
         for statement in statements(_TABLES.read_text("utf-8")):
             if not (statement.startswith(_VIEW) and self.trace in _FURNISHED):
                 self.run(statement)
@@ -71,18 +72,21 @@ class Workbench:
         self.show_elements(suspected=False)
 
     def _settings(self) -> pa.Table:
+        """One row a run, by its id; one without an id where the trace does not know its runs: for whichever it is."""
+        source = self.trace.source
+        ids: list[str | None] = [run.run_id for run in source.runs] or [None]
+        runs = [run.config for run in source.runs] or [source.config]
         return pa.table(
             {
-                "rollout_n": pa.array([self._setting("rollout", "n")], pa.int64()),
-                "metric_relative": pa.array([self.profile.metric_relative]),
-                "metric_absolute": pa.array([self.profile.metric_absolute]),
+                "run_id": pa.array(ids, pa.string()),
+                "rollout_n": pa.array([_setting(config, "rollout", "n") for config in runs], pa.int64()),
+                "metric_relative": pa.array([self.profile.metric_relative] * len(runs)),
+                "metric_absolute": pa.array([self.profile.metric_absolute] * len(runs)),
             }
         )
 
     def _judged_fields(self) -> list[str]:
-        events, unseen = self.digest.events, pa.array(self.trace.state.unseen, pa.int64())
-        judged = pc.invert(pc.is_in(events["global_steps"].cast(pa.int64()), value_set=unseen))
-        return list(pc.unique(events["field"].filter(judged)).to_pylist())
+        return [name for (name,) in self.run("select distinct field from events")]
 
     def recorded(self, column: str) -> bool:
         """True when some row of the trace says something in this column."""
@@ -90,16 +94,6 @@ class Workbench:
             values = self.digest.events[column]
             return bool(values.null_count < len(values))
         return column in self.digest.seen
-
-    def _setting(self, *path: str) -> int | None:
-        """A number of the resolved configuration under ``actor_rollout_ref``, nested or dotted; None if not said."""
-        config: Any = self.trace.source.config
-        dotted = ".".join(("actor_rollout_ref", *path))
-        if dotted in config:
-            return int(config[dotted])
-        for name in ("actor_rollout_ref", *path):
-            config = config.get(name) if isinstance(config, Mapping) else None
-        return int(config) if isinstance(config, (int, float, str)) and str(config).isdigit() else None
 
     def accuse(self, sql: str, severity: str = "error") -> pa.Table:
         """Run an invariant: its last statement names violations, those before it may fill ``suspects``.
@@ -147,6 +141,15 @@ class Workbench:
         if statement not in parsed:
             (parsed[statement],) = self.con.extract_statements(statement)
         return list(self.con.execute(parsed[statement]).fetchall())
+
+
+def _setting(config: Mapping[str, Any], *path: str) -> int | None:
+    """A number of a resolved configuration under ``actor_rollout_ref``, nested or dotted; None if not said."""
+    whole = ("actor_rollout_ref", *path)
+    found: Any = config
+    for name in [".".join(whole)] if ".".join(whole) in config else whole:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return int(found) if isinstance(found, int | str) and str(found).isdecimal() else None
 
 
 def statements(sql: str) -> list[str]:

@@ -60,14 +60,25 @@ def check_command(
         int | None, typer.Option("--max-warnings", min=0, help="Exit 1 on more warnings than this.")
     ] = None,
     allow_incomplete: Annotated[
-        bool | None, typer.Option("--allow-incomplete", help="An incomplete trace is as good as a pass.")
+        bool | None,
+        typer.Option(
+            "--allow-incomplete/--no-allow-incomplete",
+            help="An incomplete trace is as good as a pass.",
+            show_default=False,
+        ),
     ] = None,
     exit_zero: Annotated[
-        bool | None, typer.Option("--exit-zero", help="Exit 0 whatever is found; unusable input still exits 2.")
+        bool | None,
+        typer.Option(
+            "--exit-zero/--no-exit-zero",
+            help="Exit 0 whatever is found; unusable input still exits 2.",
+            show_default=False,
+        ),
     ] = None,
     baseline: Annotated[
         str | None, typer.Option("--baseline", metavar="FILE", help="File of known violations: only new ones fail.")
     ] = None,
+    no_baseline: Annotated[bool, typer.Option("--no-baseline", help="Leave out the baseline of the settings.")] = False,
     update_baseline: Annotated[
         bool, typer.Option("--update-baseline", help="Write what is found to the baseline file, and accept it.")
     ] = False,
@@ -130,6 +141,7 @@ def check_command(
             "output": files,
         },
         config=config,
+        no_baseline=no_baseline,
         update_baseline=update_baseline,
         quiet=quiet,
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+import traceback
 from typing import Annotated, Any
 
 import typer
@@ -25,6 +27,9 @@ from lineage.errors import LineageError
 
 # Typer's base of all its usage errors: its module, and whether click stands behind it, change from version to version.
 _USAGE_ERROR: type[Any] = typer.BadParameter.__bases__[0]
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 class _ReaderLeft(Exception):
@@ -81,7 +86,10 @@ def options(
 
 
 def main() -> None:
-    """Run the command line; an error of ours or a wrong use is one line on stderr and exit code 2, no traceback."""
+    """Run the command line; an error of ours or a wrong use is one line on stderr and exit code 2, no traceback.
+
+    A bug of ours exits with 2 too, with its traceback: 1 means violations.
+    """
     try:
         code: int = app(prog_name="lineage", standalone_mode=False) or ExitCode.PASS
     except LineageError as error:
@@ -90,14 +98,19 @@ def main() -> None:
         code = _fail(_usage(error))
     except (_ReaderLeft, KeyboardInterrupt, typer.Abort):
         code = ExitCode.INTERRUPTED
-    except RuntimeError as error:
-        if str(error) != "Query interrupted":  # what DuckDB makes of a Ctrl-C inside a statement
-            raise
-        code = ExitCode.INTERRUPTED
+    except ImportError as error:
+        code = _fail(f"{error}; what is missing or broken: lineage doctor")
+    except OSError as error:
+        code = _bug() if error.errno not in _FULL else _fail(f"cannot write: {error.strerror}")
+    except Exception as error:
+        # What DuckDB makes of a Ctrl-C inside a statement; anything else nobody foresaw, and it is no verdict.
+        code = ExitCode.INTERRUPTED if str(error) == "Query interrupted" else _bug()
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
-        # Nobody reads any more: Python's own flush at exit would complain of it.
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):
+            code = _fail(f"cannot write to standard output: {error.strerror}")
+        # Nobody reads any more, or nothing more can be taken: Python's own flush at exit would complain of it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 
@@ -105,6 +118,11 @@ def main() -> None:
 def _fail(said: str) -> ExitCode:
     print(f"error: {said}", file=sys.stderr)
     return ExitCode.UNUSABLE
+
+
+def _bug() -> ExitCode:
+    traceback.print_exc()
+    return _fail("this is a bug of lineage, not of your trace: please report the lines above; nothing was judged")
 
 
 def _usage(error: Any) -> str:

@@ -9,7 +9,7 @@ import typer
 
 from lineage.cli.json_text import print_json
 from lineage.cli.places import LATEST_RUN
-from lineage.errors import UserError
+from lineage.errors import UserError, first_line
 
 
 def compact_command(
@@ -25,16 +25,12 @@ def compact_command(
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
     try:
-        compact(folder)
+        made = compact(folder)
     except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{folder}: cannot compact: {_first_line(error)}; the parts stay") from error
-    written = trace_files(folder)
+        raise UserError(f"{folder}: cannot compact: {first_line(error)}; the parts stay") from error
+    written = [made] if made.is_file() else trace_files(made)
     if as_json:
         print_json({"written": written})
         return
     for file in written:
         typer.echo(str(file))
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

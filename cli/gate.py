@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from lineage.checks.baseline import Baseline
+from lineage.checks.formats import split_output
 from lineage.checks.formats.text import render
 from lineage.checks.gate import Gate
 from lineage.checks.policy import worst
@@ -27,12 +28,14 @@ class Asked:
     Attributes:
         settings: by the name of the setting; None and an empty list leave what the settings file says.
         config: the settings file; None looks for one.
+        no_baseline: leave out the baseline the settings file names.
         update_baseline: write what is found to the baseline, and accept it.
         quiet: leave out what passed.
     """
 
     settings: Mapping[str, Any]
     config: Path | None
+    no_baseline: bool
     update_baseline: bool
     quiet: bool
 
@@ -43,7 +46,8 @@ def check(traces: Sequence[str], asked: Asked) -> int:
     Raises:
         UserError: a setting, a file or an invariant that cannot be used.
     """
-    settings = merged(_settings(asked.config), asked.settings)
+    found = project_settings(asked.config)
+    settings = merged(replace(found, baseline=None) if asked.no_baseline else found, asked.settings)
     if asked.update_baseline and settings.baseline is None:
         raise UserError("--update-baseline: say which file, as in --baseline lineage-baseline.json")
     where = outputs(settings.format, settings.output, asked.quiet)
@@ -55,9 +59,18 @@ def check(traces: Sequence[str], asked: Asked) -> int:
     return int(worst([one.exit_code for one in outcomes]))
 
 
-def check_trace(trace: str | Path, *, quiet: bool = False, as_json: bool = False) -> int:
-    """Check one trace by the whole catalogue, print the report (to stderr under ``as_json``), return the exit code."""
-    outcomes = Gate.of(Settings()).judge_all([trace])
+def project_gate() -> Gate:
+    """The gate that the settings of the current folder describe.
+
+    Raises:
+        UserError: a setting, a file or an invariant that cannot be used.
+    """
+    return Gate.of(project_settings())
+
+
+def check_trace(trace: str | Path, gate: Gate, *, quiet: bool = False, as_json: bool = False) -> int:
+    """Check one trace, print the report (to stderr under ``as_json``) and return the exit code."""
+    outcomes = gate.judge_all([trace])
     typer.echo(render(outcomes, quiet), err=as_json)
     return int(worst([one.exit_code for one in outcomes]))
 
@@ -70,7 +83,8 @@ def merged(settings: Settings, said: Mapping[str, Any]) -> Settings:
     """
     given = {name: value for name, value in said.items() if value is not None and value != []}
     if "format" in given and "output" not in given:
-        settings = replace(settings, output=())  # another format than the one the file has a place for
+        # a plain file was meant for the format the settings name; copies that name their own stay
+        settings = replace(settings, output=tuple(one for one in settings.output if split_output(one)[0]))
     for name, value in given.items():
         try:
             settings = SETTINGS[name](settings, value, Path())
@@ -79,7 +93,12 @@ def merged(settings: Settings, said: Mapping[str, Any]) -> Settings:
     return settings
 
 
-def _settings(config: Path | None) -> Settings:
+def project_settings(config: Path | None = None) -> Settings:
+    """The settings of this file, or of the one that holds for the current folder.
+
+    Raises:
+        SettingsError: there is no such file, or it cannot be meant.
+    """
     if config is not None and not config.is_file():
         raise SettingsError(f"{config}: no such settings file")
     file = config or find(Path.cwd())
@@ -96,9 +115,9 @@ def _update(settings: Settings, traces: Sequence[str]) -> list[Outcome]:
     reports = [one for one in outcomes if isinstance(one, Report)]
     found = Baseline.of(reports, settings.baseline_match)
     if settings.baseline.exists():
-        found = found.keeping(Baseline.load(settings.baseline), [one.code for one in plain.invariants])
+        found = found.keeping(Baseline.load(settings.baseline), reports)
     found.save(settings.baseline)
     count = sum(known.count for known in found.known.values())
     print(f"baseline {settings.baseline}: {count:,} violation{'' if count == 1 else 's'} accepted", file=sys.stderr)
     gate = replace(plain, baseline=found)
-    return [gate.apply(report) for report in reports]
+    return gate.noted([gate.apply(report) for report in reports])

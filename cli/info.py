@@ -63,8 +63,9 @@ def info_command(
 ) -> None:
     """Say what a trace holds: run, versions, steps, stages."""
     from lineage.traces import open_trace
+    from lineage.traces.errors import reading
 
-    with open_trace(trace) as opened:
+    with open_trace(trace) as opened, reading(opened.path):
         info = _info(opened)
     if as_json:
         print_json(info)

@@ -10,7 +10,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lineage.errors import UserError
+from lineage.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -176,6 +176,6 @@ def _imported(one: Package) -> Package:
     try:
         import_module(one.name.replace("-", "_"))
     except Exception as error:  # a half-installed package may raise anything
-        why = next(iter(str(error).splitlines()), "") or type(error).__name__
+        why = first_line(error)
         return Package(one.name, one.wanted, one.installed, State.BROKEN, why)
     return one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -10,11 +11,10 @@ from pathlib import Path
 
 import typer
 
-from lineage.checks.formats import FORMATS, Appendix, load
+from lineage.checks.formats import FORMATS, PRINTED, Appendix, load, split_output
 from lineage.checks.report import Outcome, Refused
 from lineage.errors import UserError
 
-PRINTED = "-"
 _BY_NAME = {".sarif": "sarif", ".sarif.json": "sarif", ".json": "json", ".xml": "junit"}
 
 
@@ -87,10 +87,8 @@ def write(outcomes: Sequence[Outcome], where: Sequence[Output]) -> None:
 
 def _split(said: str) -> tuple[str, str]:
     """Format and file of one ``--output``; the format is empty where only a file is named."""
-    form, equals, file = said.partition("=")
-    if not equals or not form.isalnum():
-        form, file = "", said
-    else:
+    form, file = split_output(said)
+    if form:
         _known(form, f"--output {said}")
     if not file:
         raise UserError(f"--output {said}: name a file")
@@ -128,16 +126,34 @@ def _apart(every: list[Output]) -> list[Output]:
                 if place is None
                 else f"--output {one.file}: {both} would be written into one file"
             )
+    for one in every:
+        if one.file is not None and _is_trace(one.file):
+            raise UserError(f"--output {one.file}: that is a Parquet file, and a report would take its place")
     return every
 
 
+def _is_trace(file: Path) -> bool:
+    try:
+        with file.open("rb") as opened:
+            return file.is_file() and opened.read(4) == b"PAR1"
+    except OSError:
+        return False
+
+
 def _write(file: Path, text: str) -> list[str]:
-    """Write a file; what kept it from being written, if anything did."""
+    """Write a file, whole or not at all; what kept it from being written, if anything did."""
+    aside = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
+        if file.exists() and not file.is_file():  # a device or a pipe is written as it is
+            file.write_text(f"{text}\n", "utf-8", errors="backslashreplace", newline="\n")
+            return []
         # a path that is no UTF-8 may be in it
-        file.write_text(f"{text}\n", "utf-8", errors="backslashreplace", newline="\n")
+        aside.write_text(f"{text}\n", "utf-8", errors="backslashreplace", newline="\n")
+        os.replace(aside, file)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
         return [f"{file}: {error.strerror or error}"]
     return []
 

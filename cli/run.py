@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import shutil
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lineage.checks.verdict import ExitCode
+from lineage.cli.json_text import print_json
 from lineage.cli.places import LATEST_RUN, RUNS
 from lineage.errors import MissingExtraError, UserError, ViolationError
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
     from rich.console import Console
 
+    from lineage.checks.gate import Gate
     from lineage.checks.online import StepChecker
     from lineage.hooks import AnyRecorder
     from lineage.trainer.loggers import Tracking
@@ -105,18 +106,19 @@ def run_command(
         return
     for line in lines:
         console.print(line, markup=False)
-    summary = _run(config, console)
+    from lineage.cli.gate import check_trace, project_gate  # what judges is loaded when it is needed
+
+    gate = project_gate()
+    summary = _run(config, console, gate)
     if as_json:
-        typer.echo(json.dumps(asdict(summary)))
+        print_json(asdict(summary), indent=None)
     else:
         _print_summary(summary, console)
     if summary.interrupted:
         raise typer.Exit(ExitCode.INTERRUPTED)
     if summary.trace is None:
         return
-    from lineage.cli.gate import check_trace
-
-    code = check_trace(Path(summary.trace), quiet=quiet, as_json=as_json)
+    code = check_trace(Path(summary.trace), gate, quiet=quiet, as_json=as_json)
     if summary.stopped is not None and code != ExitCode.VIOLATIONS:
         # the check of the trace could not say it: it is incomplete, or cannot be read
         print(summary.stopped, file=sys.stderr)
@@ -151,7 +153,7 @@ def _configuration(overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
     return config, [*notes, *warnings]
 
 
-def _run(config: DictConfig, console: Console) -> Summary:
+def _run(config: DictConfig, console: Console, gate: Gate) -> Summary:
     """Train in a run folder of its own."""
     _quiet_libraries()
     from lineage import hooks
@@ -186,7 +188,7 @@ def _run(config: DictConfig, console: Console) -> Summary:
         keep_steps=config.trace.keep_steps,
         sidecar=config.trace.sidecar,
         reuse=config.trace.reuse,
-        on_step_sealed=_step_checker(config, folder.name),
+        on_step_sealed=_step_checker(config, folder.name, gate),
     )
     interrupted, stopped = False, None
     with Tracking(loggers(config), folder, console) as tracking:
@@ -216,15 +218,21 @@ def _run(config: DictConfig, console: Console) -> Summary:
     return summary
 
 
-def _step_checker(config: DictConfig, run_id: str) -> StepChecker | None:
-    """What judges each step as it is sealed, or None: by the invariants the check at the end uses."""
+def _step_checker(config: DictConfig, run_id: str, gate: Gate) -> StepChecker | None:
+    """What judges each step as it is sealed, or None: by the gate the check at the end uses."""
     wanted = config.trainer.lineage.on_violation
     if wanted == "off":
         return None
     from lineage.checks.online import StepChecker
     from lineage.trainer.config import resolved
 
-    return StepChecker(wanted, run={"run_id": run_id, "profile": "lineage"}, config=resolved(config))
+    return StepChecker(
+        wanted,
+        gate.invariants,
+        baseline=gate.baseline,
+        run={"run_id": run_id, "profile": "lineage"},
+        config=resolved(config),
+    )
 
 
 def _close(recorder: AnyRecorder, error: BaseException) -> None:
@@ -243,9 +251,10 @@ async def _train(config: DictConfig, folder: Path, tracking: Tracking) -> None:
 
     trainer = PPOTrainerSync(config, folder=folder, tracking=tracking)
     await trainer.init()
+    manager = trainer.init_agent_loop_manager()  # the last thing a configuration can be wrong about
     point_latest(folder)
     tracking.begin(trainer.total_training_steps)
-    await trainer.fit()
+    await trainer.fit(manager)
 
 
 def _why_untraced(config: DictConfig) -> str | None:

@@ -48,7 +48,7 @@ def compact(folder: Path, closing: str | None = None) -> Path:
     A run of more than about 67 million facts becomes ``trace-00001.parquet``, ``trace-00002.parquet`` and so on.
 
     Args:
-        folder: run folder.
+        folder: run folder, or its parts folder.
         closing: the process that closes and compacts; the others must have ended.
 
     Returns:
@@ -58,6 +58,7 @@ def compact(folder: Path, closing: str | None = None) -> Path:
         UserError: there are no parts, or another process is still writing them.
         OSError: the disk refused; the parts stay.
     """
+    folder = _run_folder(folder)
     parts = _parts_or_rest(folder)
     if parts is not None:
         with locks.hold(parts):
@@ -65,6 +66,13 @@ def compact(folder: Path, closing: str | None = None) -> Path:
     elif not trace_files(folder):
         raise UserError(f"no parts to compact under {folder}: expected {PARTS}/ as a recorder leaves it")
     return folder / TRACE_FILE if (folder / TRACE_FILE).exists() else folder
+
+
+def _run_folder(folder: Path) -> Path:
+    """The folder a run's trace belongs in: that of its parts, or the one around it."""
+    whole = folder if folder.name else folder.resolve()
+    inside = whole.name == PARTS and (part_files(whole) or (whole / _DONE).exists())
+    return whole.parent if inside else folder
 
 
 def _parts_or_rest(folder: Path) -> Path | None:
@@ -256,6 +264,7 @@ def _writer(target: Path) -> pq.ParquetWriter:
         dictionary_pagesize_limit=_DICTIONARY_BYTES,
         data_page_size=_DICTIONARY_BYTES,
         write_page_index=False,
+        write_page_checksum=True,  # a page that was damaged since is an error, not other numbers
     )
 
 

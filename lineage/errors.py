@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+_LINE = 300  # characters: some errors of others quote a page
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line; its kind where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:_LINE]
+
 
 class LineageError(Exception):
     """Base of every error this library raises on purpose."""

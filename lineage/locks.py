@@ -1,7 +1,8 @@
 """Who is at work in a folder: locks that the kernel lets go when their process ends, however it ends.
 
-A process number says less: it is used again, and means nothing on another host. Where the file system has no locks
-(some network ones), nothing is locked, and whoever asks has to go by the process number.
+A process number says less: it is used again, and means nothing on another host. Where there are no locks (some network
+file systems, Pythons without ``fcntl``), nothing is locked, and whoever asks has to go by the process number. Recording
+is for POSIX systems only: folders are opened here, and states are overwritten in place by ``os.pwrite``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 try:
     import fcntl
-except ImportError:  # Windows
+except ImportError:
     fcntl = None  # type: ignore[assignment]
 
 _PAUSE_SECONDS = 0.02

@@ -30,7 +30,7 @@ from lineage.run import RunInfo
 from lineage.scopes import NULL_STAGE, StageScopes
 from lineage.segments import trace_files
 from lineage.stage import NullStage, Stage
-from lineage.state import StateFile
+from lineage.state import STATE_SUFFIX, StateFile
 from lineage.writer import PartWriter
 
 log = logging.getLogger("lineage")
@@ -56,7 +56,8 @@ class Recorder(StageScopes):
             being written; None keeps all.
         reuse: compute the statistics of equal contents of a step once.
         on_step_sealed: called when a step is on disk, with its rows; a :class:`ViolationError` or :class:`CheckError`
-            it raises comes out of :meth:`seal` (or of the verb that sealed), any other exception is logged, once.
+            it raises comes out of :meth:`seal` (or of the verb that sealed), any other exception is logged, once. One
+            that has a method ``starts`` is given :meth:`is_alone` by it, first of all.
 
     Raises:
         RecorderError: the folder cannot be written. A recorder that cannot start stops the run.
@@ -109,6 +110,17 @@ class Recorder(StageScopes):
                 f"cannot write a trace to {self.folder}: {error.strerror or error}; "
                 "choose a folder that can be written, or set trace.enabled=false"
             ) from error
+
+        if (starts := getattr(on_step_sealed, "starts", None)) is not None:
+            starts(self.is_alone)
+
+    def is_alone(self) -> bool:
+        """Whether the rows of this process are all of the run's, as far as can be seen now: it has no rank, is called
+        ``driver``, and nobody else has recorded into the folder.
+        """
+        if self._constants["rank"] is not None or self._constants["process"] != "driver":
+            return False
+        return len(list((self.folder / PARTS).glob(f"*{STATE_SUFFIX}"))) <= 1
 
     # -- the verbs of a run ---------------------------------------------------------------------------------------
 
@@ -357,4 +369,4 @@ NULL_RECORDER = NullRecorder()
 
 def reason_of(error: BaseException | None) -> str | None:
     """What the trace keeps of the error that ended a run."""
-    return None if error is None else f"{type(error).__name__}: {error}"[:300]
+    return None if error is None else f"{type(error).__name__}: {error}".removesuffix(": ")[:300]

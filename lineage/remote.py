@@ -1,6 +1,6 @@
 """The recorder in a process of its own, seen from the training process.
 
-Here a record costs a snapshot of the tensors and, once a step, one pickled message. Columns, statistics, Arrow and the
+Here a record costs a snapshot of the tensors and, once a step, pickling it. Columns, statistics, Arrow and the
 disk are the other process's work (:mod:`lineage.sidecar`), which replays the same calls on a :class:`Recorder`.
 """
 
@@ -36,7 +36,7 @@ log = logging.getLogger("lineage")
 Call = tuple[Any, ...]
 
 _OPTIONS = frozenset({"keys", "entity", "mask", "columns", "lengths", "left_padded", "fields", "field"})
-_MESSAGE_BYTES = 32 << 20  # a message is sent when it holds so much: weights and long batches go as they come
+_MESSAGE_BYTES = 32 << 20  # calls are sent when they hold so much: weights and long batches go as they come
 _WAITING_BYTES = 256 << 20  # beyond this the training process waits for the recorder's
 
 
@@ -141,7 +141,7 @@ class RemoteRecorder(StageScopes):
         return RemoteStage(self, self._stages, name, producer, consumer, context)
 
     def send(self, *call: Any, nbytes: int = 0) -> None:
-        """Add a call to the message of the step; ``nbytes`` is about what it holds."""
+        """Add a call to those of the step; ``nbytes`` is about what it holds."""
         self._calls.append((time.time_ns(), *call))
         self._sealed = False
         self._bytes += nbytes
@@ -157,13 +157,11 @@ class RemoteRecorder(StageScopes):
         self.send("drop", rows, why)
 
     def flush(self) -> None:
-        """Hand the calls so far to the other process."""
+        """Hand the calls so far to the other process, each pickled by itself: one that holds an object of the caller's
+        which cannot be pickled here, or read there, is lost alone.
+        """
         calls, self._calls, self._bytes = self._calls, [], 0
-        message = _pickled([calls])
-        if message is None:  # an object of the caller's that cannot be pickled: lose that call alone
-            calls = [call if _pickled(call) is not None else _lost(call) for call in calls]
-            message = pickle.dumps([calls], protocol=5)
-        self._pipe.put(message)
+        self._pipe.put([_pickled(call) for call in calls])
 
 
 class RemoteStage(Stage):
@@ -264,24 +262,24 @@ class _Pipe:
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the training process, which then closes this one in order
         )
-        self._waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
         self._room = threading.Condition()
         self._queued = 0
         self._broken = False
         self._thread = threading.Thread(target=self._write, name="lineage-pipe", daemon=True)
         self._thread.start()
-        self.put(greeting)
+        self.put([greeting])
         answer = self.answer("started")
         if answer is None or answer["started"] is not True:
             raise RecorderError(answer["started"] if answer else "the recorder's process could not start")
 
-    def put(self, message: bytes) -> None:
-        """Queue a message, when there is room; nothing is sent once the process is gone."""
+    def put(self, messages: list[bytes]) -> None:
+        """Queue messages, when there is room; nothing is sent once the process is gone."""
         with self._room:
             self._room.wait_for(lambda: self._broken or self._queued < _WAITING_BYTES)
-            self._queued += len(message)
+            self._queued += sum(map(len, messages))
         if not self._broken:
-            self._waiting.put(message)
+            self._waiting.put(messages)
 
     def close(self) -> dict[str, Any] | None:
         """Wait until everything is written and return the process's last word, None when it died without one."""
@@ -302,12 +300,13 @@ class _Pipe:
     def _write(self) -> None:
         sink = cast("IO[bytes]", self._process.stdin)
         try:
-            while (message := self._waiting.get()) is not None:
-                sink.write(len(message).to_bytes(8, "little"))
-                sink.write(message)
+            while (messages := self._waiting.get()) is not None:
+                for message in messages:
+                    sink.write(len(message).to_bytes(8, "little"))
+                    sink.write(message)
                 sink.flush()
                 with self._room:
-                    self._queued -= len(message)
+                    self._queued -= sum(map(len, messages))
                     self._room.notify()
             sink.close()
         except OSError:  # the process is gone: training goes on, and the trace is torn where it was
@@ -324,15 +323,13 @@ def _raise(answer: Mapping[str, Any]) -> None:
         raise CheckError(answer["unchecked"])
 
 
-def _pickled(value: Any) -> bytes | None:
+def _pickled(call: Call) -> bytes:
+    """The call, or that it was lost."""
     try:
-        return pickle.dumps(value, protocol=5)
+        return pickle.dumps(call, protocol=5)
     except Exception:  # pickling runs code of the objects themselves
-        return None
-
-
-def _lost(call: Call) -> Call:
-    return (call[0], "drop", 1, f"a call of {call[1]} holds an object that cannot be pickled")
+        lost = (call[0], "drop", 1, f"a call of {call[1]} holds an object that cannot be pickled")
+        return pickle.dumps(lost, protocol=5)
 
 
 def _size(item: Frozen) -> int:

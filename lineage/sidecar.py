@@ -1,9 +1,9 @@
 """The recorder's own process: reads the calls of :mod:`lineage.remote` from its input and replays them on a recorder.
 
-Started as ``python -m lineage.sidecar``. The first message says where and what to record; then each message is a list
-of calls. It answers one JSON line when the recorder has started, one when it has ended, and, where the training
-process waits for ``on_step_sealed``, one a sealed step. When the training process is killed its input ends, and the
-trace is left as that process would have left it: whole steps, and the torn one named.
+Started as ``python -m lineage.sidecar``. The first message says where and what to record; then each is one call. It
+answers one JSON line when the recorder has started, one when it has ended, and, where the training process waits for
+``on_step_sealed``, one a sealed step. When the training process is killed its input ends, and the trace is left as that
+process would have left it: whole steps, and the torn one named.
 """
 
 from __future__ import annotations
@@ -124,7 +124,10 @@ def main() -> None:
     try:
         folder, info, options, waited_for = pickle.loads(_message(source) or b"")
     except Exception as error:  # an option of a class that this process does not know
-        answers.send(started=f"the recorder's process cannot read its options: {type(error).__name__}: {error}")
+        said = f"{type(error).__name__}: {error}"
+        answers.send(
+            started=f"the recorder's process cannot read its options ({said}); record inside this one: sidecar=False"
+        )
         return
     try:
         recorder = Recorder(folder, info, **options)
@@ -134,34 +137,38 @@ def main() -> None:
     answers.send(started=True)
     replay = Replay(recorder)
     while (message := _message(source)) is not None:
-        for call in _calls(message, recorder):
-            verdict: LineageError | None = None
-            if call[1] == "end":
-                trace = None
-                try:
-                    trace = recorder.end(*call[2:])
-                except (ViolationError, CheckError) as error:
-                    verdict = error
-                answers.send(verdict, trace=None if trace is None else str(trace))
-                return
+        call = _call(message, recorder)
+        if call is None:
+            continue
+        verdict: LineageError | None = None
+        if call[1] == "end":
+            trace = None
             try:
-                replay.do(call)
+                trace = recorder.end(*call[2:])
             except (ViolationError, CheckError) as error:
                 verdict = error
-            if call[1] == "seal" and waited_for:
-                answers.send(verdict, sealed=recorder.global_steps)
-            elif verdict is not None:
-                log.error("lineage: %s", verdict)
+            answers.send(verdict, trace=None if trace is None else str(trace))
+            return
+        try:
+            replay.do(call)
+        except (ViolationError, CheckError) as error:
+            verdict = error
+        if call[1] == "seal" and waited_for:
+            answers.send(verdict, sealed=recorder.global_steps)
+        elif verdict is not None:
+            log.error("lineage: %s", verdict)
 
 
-def _calls(message: bytes, recorder: Recorder) -> list[tuple[Any, ...]]:
-    """Calls of a message; one that holds an object of a class this process does not know loses them all."""
+def _call(message: bytes, recorder: Recorder) -> tuple[Any, ...] | None:
+    """The call of a message; None, and one more row lost, where it holds an object of a class not known here.
+
+    What is waited for (``seal``, ``end``) holds none.
+    """
     try:
-        (calls,) = pickle.loads(message)
+        return tuple(pickle.loads(message))
     except Exception as error:
-        recorder.drop(1, f"a message could not be read: {type(error).__name__}: {error}")
-        return []
-    return list(calls)
+        recorder.drop(1, f"a call could not be read: {type(error).__name__}: {error}")
+        return None
 
 
 def _message(source: IO[bytes]) -> bytes | None:

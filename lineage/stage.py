@@ -20,7 +20,7 @@ from lineage.gather import FEW, kinds_of
 from lineage.row import Piece
 from lineage.stage_rows import Columns, StageRows, check_rows, guarded, key_tuple
 from lineage.statistics.pairs import pair_statistics
-from lineage.windows import flat_mask, window
+from lineage.windows import check_mask, flat_mask, window
 
 if TYPE_CHECKING:
     from lineage.recorder import Recorder
@@ -67,8 +67,8 @@ class Stage(StageRows):
             batch: TensorDict, DataProto-shaped object or dict of tensors, arrays and lists, ``n`` rows each.
             keys: ``(n,)`` key of each row; taken from the batch's ``key`` field (``uid`` of prompts) when not given.
             entity: what one row is.
-            mask: ``(n, response_len)`` mask the fields are seen under; the batch's ``response_mask`` when not given,
-                else the one this stage consumed for the same keys.
+            mask: ``(n, response_len)`` mask the fields are seen under, in their own shape; the batch's
+                ``response_mask`` when not given, else the one this stage consumed for the same keys.
             columns: element columns by schema name (``finish_reason``, ``num_turns``, ``source_index`` ...).
             lengths: valid lengths of padded tensors by span; read from ``attention_mask`` when not given.
             left_padded: fields whose padding is on the left.
@@ -91,6 +91,9 @@ class Stage(StageRows):
         if span is None and names is not None:
             self._tell_spans_apart(made, names)
         seen = made.get("response_mask") if mask is None else column("response_mask", mask, padding)
+        if mask is not None and seen is not None:
+            for item in made.values():
+                check_mask(item, seen)
         self._emit(op, entity, made, names, seen, columns, context)
 
     def produce(self, batch: Any, **options: Any) -> None:

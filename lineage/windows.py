@@ -16,11 +16,29 @@ def flat_mask(item: FieldColumn, mask: FieldColumn | None) -> NDArray[Any] | Non
         mask = item
     if mask is None or item.width != 1 or item.span != "response":
         return None
-    lengths = item.rows.lengths
-    if mask is not item and (mask.rows.n != len(lengths) or (mask.rows.lengths != lengths).any()):
+    if mask is not item and not _alike(item, mask):
         return None
     flags: NDArray[Any] = mask.rows.values != 0
     return flags if mask.rows.valid is None else flags & window(mask)
+
+
+def check_mask(item: FieldColumn, mask: FieldColumn) -> None:
+    """Refuse a mask that was given for a field and does not lie over it: unseen, it could not be found wrong either.
+
+    Raises:
+        ValueError: it has other rows, or rows of other lengths.
+    """
+    if item.span != "response" or item.width != 1 or item.name in MASK_FIELDS or _alike(item, mask):
+        return
+    if mask.rows.n != item.rows.n:
+        raise ValueError(f"a mask of {mask.rows.n} rows for {item.rows.n} rows of {item.name}")
+    row = int(np.flatnonzero(mask.rows.lengths != item.rows.lengths)[0])
+    lengths = f"{mask.rows.lengths[row]} elements for {item.rows.lengths[row]}"
+    raise ValueError(f"row {row} of the mask has {lengths} of {item.name}: give the mask in the field's own shape")
+
+
+def _alike(item: FieldColumn, mask: FieldColumn) -> bool:
+    return mask.rows.n == item.rows.n and bool((mask.rows.lengths == item.rows.lengths).all())
 
 
 def window(item: FieldColumn) -> NDArray[Any]:

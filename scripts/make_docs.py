@@ -45,6 +45,7 @@ METADATA = (
     (schema.META_RUN, "run id, profile, versions, seed, hashes of model, tokenizer and config, git revision"),
     (schema.META_CONFIG, "the resolved configuration"),
     (schema.META_STATE, "closed, steps sealed, steps torn, what was dropped and why"),
+    (schema.META_SEGMENT, "where a trace takes several files: this one's number, how many there are, their plan"),
 )
 #: what the program, or a library it calls, reads from the environment
 ENVIRONMENT = (

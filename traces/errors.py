@@ -1,14 +1,31 @@
-"""The error of a trace that cannot be read."""
+"""The error of a trace that cannot be read, and what of others' errors becomes one."""
 
 from __future__ import annotations
 
-from lineage.errors import UserError
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+
+from lineage.errors import UserError, first_line
 
 
 class TraceError(UserError):
     """A trace that cannot be read: what is wrong, where, and how to mend it, in one line."""
 
 
-def first_line(error: BaseException) -> str:
-    """What an error says, in one line of at most 120 characters; its kind where it says nothing."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:120]
+@contextmanager
+def reading(path: Path | str) -> Iterator[None]:
+    """What pyarrow, DuckDB or the system says of a file that is damaged, or is not what it says, as one line.
+
+    Raises:
+        TraceError: the file or trace, and the first line of what was said of it.
+    """
+    try:
+        yield
+    except duckdb.InterruptException:
+        raise
+    except (pa.ArrowException, duckdb.Error, OSError, UnicodeDecodeError) as error:
+        raise TraceError(f"{path}: cannot be read: {first_line(error)}") from error

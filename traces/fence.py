@@ -22,7 +22,7 @@ from uuid import uuid4
 import duckdb
 from duckdb import DuckDBPyConnection
 
-from lineage.errors import UserError
+from lineage.errors import UserError, first_line
 
 # Set before the trace is opened, and locked after: none of them can be set once external access is off.
 _SETTINGS = (
@@ -123,7 +123,7 @@ def asking() -> Iterator[None]:
         try:
             yield
         except duckdb.Error as error:
-            said = (str(error).splitlines() or [type(error).__name__])[0]
+            said = first_line(error)
             raise FenceError(said, isinstance(error, duckdb.PermissionException) or "been locked" in said) from error
 
 
@@ -138,7 +138,7 @@ def interruptible() -> Iterator[None]:
         raise
 
 
-def interrupted(error: Exception) -> bool:
+def interrupted(error: BaseException) -> bool:
     """True when this is DuckDB's word for Ctrl-C."""
     return isinstance(error, duckdb.InterruptException) or str(error) == "Query interrupted"
 

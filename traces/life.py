@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lineage.keys import parse_key
-from lineage.traces.errors import TraceError
+from lineage.traces.errors import TraceError, reading
 
 if TYPE_CHECKING:
     from lineage.traces.trace import Trace
@@ -85,6 +85,11 @@ def life(trace: Trace, name: str) -> Life:
     Raises:
         TraceError: the trace holds neither such a key nor such a uid.
     """
+    with reading(trace.path):
+        return _life(trace, name)
+
+
+def _life(trace: Trace, name: str) -> Life:
     con = trace.connection
     parsed = parse_key(name)
     uid = parsed.uid if parsed and _exists(trace, name, "trajectory") else name

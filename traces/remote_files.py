@@ -7,10 +7,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from lineage.errors import first_line
 from lineage.parts import OPEN_SUFFIX, PARTS, SEALED_SUFFIX
 from lineage.run import INFO_FILE, TRACE_FILE
 from lineage.state import STATE_SUFFIX
-from lineage.traces.errors import TraceError, first_line
+from lineage.traces.errors import TraceError
 
 _PACKAGES = {
     "s3": "s3fs",
@@ -85,6 +86,7 @@ def _copy_each(files: Any, names: list[str], into: Path) -> list[Path]:
     copies = []
     for number, name in enumerate(names):
         copies.append(into / (f"{number:05d}-" if len(names) > 1 else "") / Path(name).name)
+        copies[-1].parent.mkdir(exist_ok=True)  # two folders may have files of one name
         files.get_file(name, str(copies[-1]))
     return copies
 

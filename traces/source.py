@@ -15,17 +15,34 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lineage.compact import PartsGone, materialise
+from lineage.errors import first_line
 from lineage.parts import OPEN_SUFFIX, PARTS, SEALED_SUFFIX, parts_folder
 from lineage.run import TRACE_FILE
 from lineage.schema import COLUMNS, META_CONFIG, META_RUN, META_SEGMENT, META_STATE, META_VERSION, SCHEMA_VERSION
 from lineage.segments import trace_files
 from lineage.state import run_state
-from lineage.traces.errors import TraceError, first_line
+from lineage.traces.columns import unfit
+from lineage.traces.errors import TraceError, reading
 from lineage.traces.remote_files import fetch, is_remote
 from lineage.traces.state import State, merge, read_state
 
 _IDENTITY = ("global_steps", "stage", "op", "field")
 _TRIES = 20  # a run compacts once; the rest is for a run that is started again at once
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the files with rows of one run say of it.
+
+    Attributes:
+        run_id: as its rows have it; empty where they have none.
+        config: its resolved configuration.
+        profile: its trainer's profile; empty where they do not say.
+    """
+
+    run_id: str
+    config: Mapping[str, Any]
+    profile: str = ""
 
 
 @dataclass(frozen=True)
@@ -39,6 +56,9 @@ class Source:
         run: what the run says of itself.
         config: its resolved configuration.
         state: what is missing.
+        runs: the runs there are rows of; empty where that is not known before they are read. ``run`` and ``config`` are
+            those of the first that says something.
+        unseen: run and step of what cannot be judged, because some of its rows are missing.
         temporary: the folder to remove when the trace is closed: parts, and what lies elsewhere, are read through it.
     """
 
@@ -48,6 +68,8 @@ class Source:
     run: Mapping[str, Any]
     config: Mapping[str, Any]
     state: State
+    runs: tuple[Run, ...] = ()
+    unseen: frozenset[tuple[str, int]] = frozenset()
     temporary: Path | None = None
 
     @property
@@ -64,8 +86,10 @@ def locate(path: str | Path) -> Source:
             in any protocol fsspec knows.
 
     Raises:
-        TraceError: nothing there, not a trace, empty, or from a newer schema.
+        TraceError: nothing there, not a trace, empty, damaged, or from a newer schema.
     """
+    if isinstance(path, str) and not path.strip():
+        raise TraceError("no trace is named: the path is empty (a variable that is not set?)")
     target = path if isinstance(path, str) and is_remote(path) else Path(path)
     for last in (False,) * _TRIES + (True,):
         search = _Search()
@@ -159,42 +183,92 @@ class _Search:
 
 
 def _described(target: Path | str, files: list[Path], temporary: Path | None) -> Source:
-    schemas = [_schema(file) for file in files]
+    footers = [_footer(file) for file in files]
+    schemas = [_schema(footer, file) for footer, file in zip(footers, files, strict=True)]
     stored: dict[str, pa.DataType] = {}
     for arrow in schemas:
         stored |= {column.name: column.type for column in arrow if column.name not in stored}
     missing = [name for name in _IDENTITY if name not in stored]
     if missing:
         raise TraceError(f"{files[0]}: Parquet, but not a lineage trace (no column {', '.join(missing)})")
-    metas = [arrow.metadata or {} for arrow in schemas]
-    state = _state(metas, files)
-    if sum(pq.read_metadata(file).num_rows for file in files) == 0:
+    said = [_Said.of(footer, file) for footer, file in zip(footers, files, strict=True)]
+    # The segments of one trace all say the same, which counts once.
+    state = merge(list({one.plan: one.state for one in said}.values()))
+    if sum(footer.num_rows for footer in footers) == 0:
         if state.live:
             raise TraceError(_too_early(target, state))
         raise TraceError(f"{target}: the trace is empty (0 rows); was tracing on? see trace.enabled")
-    run = next((found for meta in metas if (found := _json(meta, META_RUN, files[0]))), {})
-    config = next((found for meta in metas if (found := _json(meta, META_CONFIG, files[0]))), {})
-    return Source(target, tuple(files), stored, run, config, state, temporary)
+    run = next((one.run for one in said if one.run), {})
+    config = next((one.config for one in said if one.config), {})
+    runs, unseen = _runs(footers, said, files)
+    return Source(target, tuple(files), stored, run, config, state, runs, unseen, temporary)
 
 
-def _state(metas: Sequence[Mapping[bytes, bytes]], files: Sequence[Path]) -> State:
-    """State of all files; the segments of one trace all say the same, which counts once."""
-    states: dict[object, State] = {}
-    for meta, file in zip(metas, files, strict=True):
-        plan = _json(meta, META_SEGMENT, file).get("plan", file)
-        states[plan] = read_state(_json(meta, META_STATE, file))
-    return merge(list(states.values()))
+@dataclass(frozen=True)
+class _Said:
+    """What one file's metadata says."""
+
+    run: Mapping[str, Any]
+    config: Mapping[str, Any]
+    state: State
+    plan: str
+
+    @classmethod
+    def of(cls, footer: pq.FileMetaData, file: Path) -> _Said:
+        meta = footer.metadata or {}
+        try:
+            state = read_state(_json(meta, META_STATE, file))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise TraceError(f"{file}: metadata {META_STATE.decode()} is no state ({first_line(error)})") from error
+        plan = str(_json(meta, META_SEGMENT, file).get("plan", file))
+        return cls(_json(meta, META_RUN, file), _json(meta, META_CONFIG, file), state, plan)
 
 
-def _schema(file: Path) -> pa.Schema:
+def _runs(
+    footers: Sequence[pq.FileMetaData], said: Sequence[_Said], files: Sequence[Path]
+) -> tuple[tuple[Run, ...], frozenset[tuple[str, int]]]:
+    """The runs, and what cannot be judged of each: a step that one file of a run has not whole is not whole."""
+    runs: dict[str, Run] = {}
+    unseen: set[tuple[str, int]] = set()
+    for footer, one, file in zip(footers, said, files, strict=True):
+        for run_id in _run_ids(footer, file):
+            before = runs.get(run_id, Run(run_id, {}))
+            profile = before.profile or str(one.run.get("profile") or "")
+            runs[run_id] = Run(run_id, before.config or one.config, profile)
+            unseen.update((run_id, step) for step in one.state.unseen)
+    return tuple(runs.values()), frozenset(unseen)
+
+
+def _run_ids(footer: pq.FileMetaData, file: Path) -> list[str]:
+    """The runs a file has rows of: by the statistics of its row groups, where each is of one run."""
+    columns = [footer.schema.column(number).path for number in range(len(footer.schema))]
+    if "run_id" not in columns:
+        return [""]
+    found: dict[str, None] = {}
+    with reading(file):
+        for group in range(footer.num_row_groups):
+            known = footer.row_group(group).column(columns.index("run_id")).statistics
+            if known is not None and known.has_min_max and known.min == known.max and not known.null_count:
+                found[str(known.min)] = None
+            else:
+                listed = pq.ParquetFile(file, metadata=footer).read_row_group(group, columns=["run_id"])["run_id"]
+                found.update(dict.fromkeys(str(name or "") for name in listed.unique().to_pylist()))
+    return list(found)
+
+
+def _footer(file: Path) -> pq.FileMetaData:
     if file.stat().st_size == 0:
         raise TraceError(f"{file}: the file is empty (0 bytes); a run killed while writing leaves its parts beside it")
     try:
-        footer = pq.read_metadata(file)
+        return pq.read_metadata(file)
+    except (pa.ArrowException, OSError) as error:
+        raise TraceError(f"{file}: not a Parquet file ({first_line(error)})") from error
+
+
+def _schema(footer: pq.FileMetaData, file: Path) -> pa.Schema:
+    with reading(file):
         # The footer's own key-value pairs: a writer may add some after the schema was fixed.
         schema = footer.schema.to_arrow_schema().with_metadata(footer.metadata)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise TraceError(f"{file}: not a Parquet file ({first_line(error)})") from error
     version = (schema.metadata or {}).get(META_VERSION, str(SCHEMA_VERSION).encode()).decode(errors="replace")
     if not version.isdigit():
         raise TraceError(f"{file}: schema version {version!r} is not a number")
@@ -203,6 +277,8 @@ def _schema(file: Path) -> pa.Schema:
             f"{file}: schema version {version} is newer than {SCHEMA_VERSION}, which this lineage reads; "
             "upgrade with: pip install -U rl-lineage"
         )
+    if wrong := next(unfit(schema), None):
+        raise TraceError(f"{file}: {wrong}; write it again as the recorder does")
     return schema
 
 
@@ -214,7 +290,9 @@ def _json(meta: Mapping[bytes, bytes], key: bytes, file: Path) -> dict[str, Any]
         value = json.loads(raw)
     except ValueError as error:
         raise TraceError(f"{file}: metadata {key.decode()} is not JSON ({error})") from error
-    return value if isinstance(value, dict) else {}
+    if not isinstance(value, dict):
+        raise TraceError(f"{file}: metadata {key.decode()} is no JSON object")
+    return value
 
 
 def _too_early(target: Path | str, state: State) -> str:

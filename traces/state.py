@@ -50,7 +50,7 @@ class State:
             where = f" in step {_join(self.dropped_steps)}" if self.dropped_steps else ""
             parts.append(f"{self.dropped_rows} rows dropped{where}")
         if self.live:
-            parts.append(f"the run goes on ({'; '.join(self.live)}); the steps so far are judged")
+            parts.append(f"the run goes on ({'; '.join(self.live)})")
         elif not self.closed:
             parts.append("the run did not close its trace")
         return ", ".join(parts) + (f" ({self.why})" if self.why and parts else "")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from lineage.schema import COLUMNS, schema
 from lineage.traces import fence, functions
-from lineage.traces.errors import TraceError
+from lineage.traces.errors import TraceError, reading
 from lineage.traces.source import Source, locate
 from lineage.traces.state import State
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 VIEWS = ("rows", "facts", "trajectories", "groups", "steps")
 _VIEWS = Path(__file__).parent / "views"
+# DuckDB's errors that are of what was asked; others are of what was read.
+_OF_THE_QUERY = (duckdb.ProgrammingError, duckdb.DataError, duckdb.NotSupportedError, duckdb.PermissionException)
 _SOURCE_BITS = 40  # of a row's id, below the number of its file or batch
 
 
@@ -55,7 +57,12 @@ class Trace:
         self._prepare()
         functions.register(self._con)
         self._fence()
-        self._make_views(VIEWS if views else ("rows", "facts"))
+        try:
+            with reading(source.path):
+                self._make_views(VIEWS if views else ("rows", "facts"))
+        except BaseException:
+            self.close()
+            raise
         self._con.execute("set lock_configuration=true")
 
     # -- what it says of itself --------------------------------------------------------------------------------
@@ -123,7 +130,7 @@ class Trace:
         Raises:
             TraceError: it is not a query, is not valid, or asks for something outside this trace.
         """
-        with _asking():
+        with _asking(self.path):
             return self._con.sql(fence.query(self._con, query))
 
     def df(self, query: str) -> pd.DataFrame:
@@ -132,7 +139,7 @@ class Trace:
         Raises:
             TraceError: as :meth:`sql`, or the query failed while it ran.
         """
-        with _asking():
+        with _asking(self.path):
             frame: pd.DataFrame = self.sql(query).df()
             return frame
 
@@ -142,7 +149,7 @@ class Trace:
         Raises:
             TraceError: as :meth:`df`.
         """
-        with _asking():
+        with _asking(self.path):
             relation = self.sql(query)
             return list(relation.columns), relation.fetchall()
 
@@ -197,12 +204,14 @@ class Trace:
 
 
 @contextmanager
-def _asking() -> Iterator[None]:
+def _asking(path: Path | str) -> Iterator[None]:
     """What the fence or DuckDB refused, as an error of this trace."""
     try:
         with fence.asking():
             yield
     except fence.FenceError as error:
+        if isinstance(error.__cause__, duckdb.Error) and not isinstance(error.__cause__, _OF_THE_QUERY):
+            raise TraceError(f"{path}: cannot be read: {error}") from error
         beyond = "; a query reads this trace and no other file" if error.outside else ""
         raise TraceError(f"sql: {error}{beyond}") from error
 

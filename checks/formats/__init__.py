@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from lineage.checks.report import Outcome
 
+#: what stands for standard output where a file is named
+PRINTED = "-"
 #: what ``--format`` takes
 FORMATS = ("text", "json", "junit", "sarif", "github")
 
@@ -50,6 +52,12 @@ class Format:
     appendix: Appendix | None = None
 
 
+def split_output(said: str) -> tuple[str, str]:
+    """``FORMAT=FILE`` or ``FILE`` as format and file; the format is empty where only a file is named."""
+    form, equals, file = said.partition("=")
+    return (form, file) if equals and form.isalnum() else ("", said)
+
+
 def load(name: str) -> Format:
     """The format of this name, one of ``FORMATS``."""
     if name not in FORMATS:
@@ -58,4 +66,4 @@ def load(name: str) -> Format:
     return Format(name, module.render, getattr(module, "APPENDIX", None))
 
 
-__all__ = ["FORMATS", "Appendix", "Format", "Render", "load"]
+__all__ = ["FORMATS", "PRINTED", "Appendix", "Format", "Render", "load", "split_output"]

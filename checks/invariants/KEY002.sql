@@ -57,14 +57,20 @@ groups as materialized (
     )
     group by step_id, group_id
 ),
+declared as (
+    select step_id, rollout_n
+    from (select distinct step_id, run_id from events) as e
+    join settings as s on s.run_id is null or s.run_id = coalesce(e.run_id, '')
+),
 counted as (
     select
         coalesce(g.rid, p.rid) as rid, coalesce(g.id, p.id) as id,
-        coalesce(p.expected, (select rollout_n from settings)) as declared, coalesce(g.sessions, 0) as sessions,
+        coalesce(p.expected, s.rollout_n) as declared, coalesce(g.sessions, 0) as sessions,
         coalesce(p.excused, false) as excused
     from groups as g
     full join prompts as p
         on g.step_id = p.step_id and g.group_id = p.group_id
+    left join declared as s on s.step_id = coalesce(g.step_id, p.step_id)
     where g.group_id is not null or p.selected
 )
 select rid, key, 'once in the step' as expected, times || ' times' as actual, null as detail, null as severity

@@ -83,9 +83,9 @@ select a.rid, a.key, 'position ' || first.i || ', as ' || first.field, 'position
     'two fields of one reorder follow two permutations', null
 from elements as a
 join (
-    select x.global_steps, x.stage, x.process, x.key, min_by(x.i, x.seq) as i, min_by(x.field, x.seq) as field
+    select x.run_id, x.global_steps, x.stage, x.process, x.key, min_by(x.i, x.seq) as i, min_by(x.field, x.seq) as field
     from elements as x group by all
 ) as first
-    on a.global_steps = first.global_steps and a.stage = first.stage and a.process = first.process
+    on a.run_id is not distinct from first.run_id and a.global_steps = first.global_steps and a.stage = first.stage and a.process = first.process
     and a.key = first.key
 where a.i <> first.i

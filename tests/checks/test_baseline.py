@@ -134,7 +134,7 @@ def test_what_did_not_happen_again_is_said(rows, write, tmp_path):
     Baseline.of([check(write(rows))]).save(path)
     kept = [row for row in rows if row.scalars.get("global_steps", 0) != 2]
     (note,) = check(write(kept, "other.parquet"), select=["TOK"], baseline=path).notes
-    assert "did not occur: --update-baseline forgets them" in note
+    assert "1 known violation did not occur: --update-baseline forgets it" in note
 
 
 def test_a_torn_trace_with_accepted_violations_is_still_incomplete(rows, write, tmp_path):

@@ -59,7 +59,7 @@ def test_what_is_written_again_later_is_not_what_was_said_first(rows: list[synth
 
 def test_nothing_is_taken_from_steps_that_are_not_judged(rows: list[synthetic.Row], write: Write) -> None:
     path = write(rows)
-    whole, part = digest([path]), digest([path], unseen=(2,))
+    whole, part = digest([path]), digest([path], unseen={("synthetic", 2)})
     steps = dict(zip(whole.events["rid"].to_pylist(), whole.events["global_steps"].to_pylist(), strict=True))
     assert {steps[rid] for rid in whole.content["prompts_rid"].drop_null().to_pylist()} == {1, 2, 3}
     assert {steps[rid] for rid in part.content["prompts_rid"].drop_null().to_pylist()} == {1, 3}

@@ -123,6 +123,7 @@ def test_a_plugin_that_cannot_be_used_is_one_line(text: str, said: str, installe
     [
         ("return [1]", "it raised TypeError: it gave a int, a Finding is wanted"),
         ("return 1 / 0", "it raised ZeroDivisionError: division by zero"),
+        ("raise SystemExit(0)", "it raised SystemExit: 0"),
         ("return [Finding(-1)]", "1 of its rows have a rid that events does not have"),
         ("return [Finding('x')]", "it raised ValueError: invalid literal for int() with base 10: 'x'"),
         ("return tables.sql('drop view rows')", "DROP is refused; a check reads this trace and no other file"),
@@ -140,6 +141,14 @@ def test_a_plugin_s_check_that_fails_is_one_line(body: str, said: str, installed
         lineage.check(GOOD, select=["PLUG"])
     assert str(caught.value).startswith(f"some-checks: PLUG001: {said}")
     assert "\n" not in str(caught.value)
+
+
+def test_what_a_plugin_prints_is_not_part_of_the_report(installed: Callable[[str], Path], capsys) -> None:
+    """Standard output is the report's: JSON stays JSON."""
+    installed(plugin("print('hello'); return []"))
+    assert lineage.check(GOOD, select=["PLUG"]).ok
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "hello\n")
 
 
 def test_a_plugin_cannot_take_a_code_of_the_catalogue(installed: Callable[[str], Path]) -> None:

@@ -37,6 +37,17 @@ def test_every_setting_is_read_and_paths_are_seen_from_the_file(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("said", "read"),
+    [("-", "-"), ("json=-", "json=-"), ("x=1.json", "x={here}/1.json"), ("a b=c.json", "{here}/a b=c.json")],
+)
+def test_outputs_are_split_as_on_the_command_line(tmp_path, said, read):
+    """``-`` stays what is printed; only a word before ``=`` is a format."""
+    file = tmp_path / "lineage.toml"
+    file.write_text(f"output = ['{said}']")
+    assert load(file).output == (read.format(here=tmp_path),)
+
+
 def test_the_nearest_file_that_speaks_of_lineage_holds(tmp_path):
     """Upwards from the folder; a pyproject of somebody else's is passed by, and lineage.toml comes first."""
     inner = tmp_path / "a" / "b"
@@ -72,6 +83,20 @@ def test_a_mistake_in_a_settings_file_names_file_and_setting(tmp_path, text, say
         load(file)
     assert str(raised.value).startswith(f"{file}: ")
     assert says in str(raised.value)
+
+
+def test_a_gate_that_has_nothing_left_to_judge_by_is_refused():
+    """It would pass whatever the trace holds."""
+    with pytest.raises(CatalogueError, match="no invariant is left"):
+        Gate.of(Settings(select=("KEY",), ignore=("KEY",)))
+
+
+def test_a_header_in_a_file_of_our_own_is_named(tmp_path):
+    """lineage.toml holds the keys at its top."""
+    file = tmp_path / "lineage.toml"
+    file.write_text("[tool.lineage]\nselect = 'KEY'")
+    with pytest.raises(SettingsError, match="no setting 'tool'; no header is wanted here"):
+        load(file)
 
 
 def test_counts_come_as_tables_lists_and_words():

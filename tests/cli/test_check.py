@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
 from lineage.cli import app
+from lineage.schema import META_STATE
 
 SAMPLES = Path(__file__).parents[2] / "traces" / "samples"
 GOOD, BAD, OTHER = SAMPLES / "good.parquet", SAMPLES / "bad" / "MSK002.parquet", SAMPLES / "bad" / "LEN001.parquet"
@@ -50,6 +52,45 @@ def test_a_baseline_is_left_alone_when_a_trace_cannot_be_read(invoke):
     before = Path("known.json").read_bytes()
     assert invoke(GOOD, "gone.parquet", "--baseline", "known.json", "--update-baseline").exit_code == 2
     assert Path("known.json").read_bytes() == before
+
+
+def test_over_several_traces_a_known_violation_occurs_when_it_occurs_in_one(invoke):
+    """The other trace does not have it, and nothing is to be forgotten."""
+    made = invoke(BAD, OTHER, "--baseline", "known.json", "--update-baseline")
+    again = invoke(BAD, OTHER, "--baseline", "known.json")
+    assert (made.exit_code, again.exit_code) == (0, 0)
+    assert "did not occur" not in made.stdout + again.stdout
+    assert "note: 1 known violation did not occur" in invoke(GOOD, OTHER, "--baseline", "known.json").stdout
+
+
+def test_outputs_of_the_settings_that_name_their_format_stay(invoke):
+    """Another printed format does not take the copies away."""
+    Path("lineage.toml").write_text('output = ["report.out", "json=copy.json"]')
+    assert invoke(GOOD, "--format", "github").exit_code == 0
+    assert json.loads(Path("copy.json").read_text())["exit_code"] == 0
+    assert not Path("report.out").exists()
+
+
+def test_a_torn_trace_makes_a_baseline_forget_nothing(invoke):
+    """What could not be seen may still be there."""
+    invoke(BAD, "--baseline", "known.json", "--update-baseline")
+    table = pq.read_table(GOOD)
+    state = json.dumps({"closed": False, "torn": [3]}).encode()
+    pq.write_table(table.replace_schema_metadata({**table.schema.metadata, META_STATE: state}), "torn.parquet")
+    done = invoke("torn.parquet", "--baseline", "known.json", "--update-baseline")
+    assert done.exit_code == 3
+    assert [one["code"] for one in json.loads(Path("known.json").read_text())["violations"]] == ["MSK002"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "option"), [("exit-zero = true", "--no-exit-zero"), ("baseline = 'known.json'", "--no-baseline")]
+)
+def test_a_setting_can_be_taken_back(invoke, setting, option):
+    """What the file switches on, the command line switches off."""
+    invoke(BAD, "--baseline", "known.json", "--update-baseline")
+    Path("lineage.toml").write_text(setting)
+    assert invoke(BAD, "--select", "MSK002").exit_code == 0
+    assert invoke(BAD, "--select", "MSK002", option).exit_code == 1
 
 
 def test_settings_of_the_project_hold_and_the_command_line_wins(invoke):

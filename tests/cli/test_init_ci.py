@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -99,14 +101,28 @@ def test_the_workflow_checks_uploads_and_asks_for_no_more_rights():
     (job,) = workflow["jobs"].values()
     assert job["permissions"] == {"contents": "read", "actions": "read", "security-events": "write"}
     steps = {step.get("uses", "").partition("@")[0] or step["name"]: step for step in job["steps"]}
-    check = shlex.split(steps["Check the trace"]["run"])
-    assert check == ["lineage", "check", "$TRACE", "--format", "github", "--output", "sarif=lineage.sarif"]
     upload = steps["github/codeql-action/upload-sarif"]
     assert upload["with"]["sarif_file"] == "lineage.sarif"
     assert upload["if"].startswith("always()")
     assert steps["actions/upload-artifact"]["if"] == "always()"
     assert "Record a trace" in steps
     assert "YOURS" in template("lineage.yml")
+
+
+@pytest.mark.parametrize(("code", "kept"), [(0, True), (1, True), (2, False), (3, True)])
+def test_the_workflow_keeps_the_report_of_a_trace_that_was_judged(tmp_path, code, kept):
+    """Its script ends as the check does; a report on nothing is not uploaded, where it would close every alert."""
+    (job,) = yaml.safe_load(template("lineage.yml"))["jobs"].values()
+    (script,) = [step["run"] for step in job["steps"] if step.get("name") == "Check the trace"]
+    fake = tmp_path / "lineage"
+    fake.write_text(f'#!/bin/sh\necho "$@" > arguments; : > lineage.sarif; exit {code}\n')
+    fake.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TRACE": "runs/latest"}
+    done = subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, env=environment, check=False)
+    assert done.returncode == code
+    assert (tmp_path / "lineage.sarif").exists() is kept
+    said = (tmp_path / "arguments").read_text()
+    assert said == "check runs/latest --format github --output sarif=lineage.sarif\n"
 
 
 def test_the_options_of_the_templates_are_those_of_check(command):
@@ -116,7 +132,8 @@ def test_the_options_of_the_templates_are_those_of_check(command):
     (theirs,), (ours,) = (yaml.safe_load(text) for text in hooks)
     (job,) = yaml.safe_load(template("lineage.yml"))["jobs"].values()
     lines = [theirs["hooks"][0]["entry"], ours["entry"]]
-    lines += [step["run"] for step in job["steps"] if step.get("run", "").startswith("lineage check")]
+    runs = [line.strip() for step in job["steps"] for line in step.get("run", "").splitlines()]
+    lines += [line.partition("&&")[0] for line in runs if line.startswith("lineage check")]
     assert len(lines) == 3
     used = {word for line in lines for word in shlex.split(line) if word.startswith("-")}
     assert all(option in options for option in used)

@@ -143,6 +143,15 @@ def _lineage(*arguments: str, cwd: Path, **environment: str) -> subprocess.Compl
     )
 
 
+def test_a_report_does_not_take_the_place_of_a_trace(tmp_path):
+    """A file named twice by mistake is not lost."""
+    trace = tmp_path / "trace.parquet"
+    trace.write_bytes(b"PAR1 and more")
+    with pytest.raises(UserError, match="a report would take its place"):
+        outputs([], [str(trace)])
+    assert trace.read_bytes() == b"PAR1 and more"
+
+
 def test_the_command_writes_every_format_at_once(tmp_path):
     """Text on the terminal, a file for each of the others, the step's summary; exit 1 by the bad trace."""
     bad = SAMPLES / "bad" / "MSK002.parquet"

@@ -135,6 +135,62 @@ def test_a_start_that_fails_is_no_traceback(loading, code, says):
     assert len(done.stderr.splitlines()) == bool(says)
 
 
+def test_a_bug_of_ours_is_no_verdict(command, monkeypatch):
+    """An error nobody foresaw shows its traceback, says whose it is, and exits with 2: 1 means violations."""
+
+    def broken(*arguments: object, **options: object) -> None:
+        raise KeyError("unforeseen")
+
+    monkeypatch.setattr("lineage.traces.open_trace", broken)
+    done = command("info", GOOD)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("Traceback")
+    assert "KeyError: 'unforeseen'" in done.err
+    assert done.err.splitlines()[-1].startswith("error: this is a bug of lineage")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("check", GOOD), ("info",), ("show", "u_0_0"), ("sql", "select sum(sum_in) from facts")]
+)
+def test_a_damaged_file_is_one_line_of_every_command(command, tmp_path, arguments):
+    """What DuckDB or pyarrow says of it, with its name; a good trace beside it is judged."""
+    import pyarrow.parquet as pq
+
+    data, bad = bytearray(GOOD.read_bytes()), tmp_path / "bad.parquet"
+    group = pq.read_metadata(GOOD).row_group(0)
+    for number in range(group.num_columns):
+        one = group.column(number)
+        start = one.dictionary_page_offset or one.data_page_offset
+        data[start + 30 : start + one.total_compressed_size] = b"\7" * max(one.total_compressed_size - 30, 0)
+    bad.write_bytes(data)
+    done = command(arguments[0], bad, *arguments[1:])
+    assert done.code == 2
+    (line,) = done.err.splitlines()
+    assert line.startswith("error: ")
+    assert str(bad) in line
+    assert (str(GOOD) in done.out) == (arguments[0] == "check")
+
+
+@pytest.mark.parametrize("arguments", [("check", ""), ("info", ""), ("show", "", "x"), ("sql", "", "select 1")])
+def test_an_empty_trace_path_is_refused(command, arguments):
+    """``lineage check "$TRACE"`` without TRACE is no pass over whatever lies here."""
+    done = command(*arguments, cwd=GOOD.parent)
+    assert done.code == 2
+    assert "the path is empty" in done.err
+
+
+@pytest.mark.parametrize("arguments", [("check", str(GOOD), "--format", "json"), ("explain", "KEY001")])
+def test_a_full_disk_behind_standard_output_is_one_line_and_no_verdict(arguments):
+    """Exit 1 would say that the trace broke a contract."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "lineage.cli", *arguments]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "No space left" in line
+
+
 def test_the_commands_load_nothing_heavy():
     """No module of the command line loads torch, DuckDB, pyarrow or rich before its command runs."""
     program = (

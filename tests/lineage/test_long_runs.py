@@ -256,6 +256,18 @@ def test_a_closing_run_of_several_files_gives_its_folder(tmp_path: Path) -> None
         assert trace.state.complete
 
 
+@pytest.mark.parametrize("named", ["parts", "."])
+def test_the_parts_folder_of_a_run_is_compacted_into_the_run(
+    tmp_path: Path, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trace lies where a check of the run looks for it, and the parts go."""
+    synthetic_run(tmp_path / "run", 2)
+    monkeypatch.chdir(tmp_path / "run" / ("" if named == "parts" else PARTS))
+    assert compact(Path(named)).resolve() == tmp_path / "run" / "trace.parquet"
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["trace.parquet"]
+    assert check(tmp_path / "run").exit_code == 0
+
+
 def test_compact_lists_what_it_wrote(tmp_path: Path) -> None:
     """A line a file, and the same files when there is nothing left to do."""
     synthetic_run(tmp_path / "run", 4, closed=False)

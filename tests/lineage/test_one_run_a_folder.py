@@ -83,9 +83,12 @@ def test_another_run_is_refused_while_one_is_live(tmp_path: Path) -> None:
         assert (recorder.close() is None) is (rank == 0)
 
 
-def test_without_locks_the_process_number_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a file system that has no locks a live process is still refused, and a dead one can be started again."""
-    monkeypatch.setattr("lineage.locks.lock", lambda descriptor, wait: None)
+@pytest.mark.parametrize(("name", "absent"), [("lock", lambda descriptor, wait: None), ("fcntl", None)])
+def test_without_locks_the_process_number_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, absent: object
+) -> None:
+    """Where file system or Python has no locks a live process is still refused, and a dead one can be started again."""
+    monkeypatch.setattr(f"lineage.locks.{name}", absent)
     folder = tmp_path / "run"
     first = Recorder(folder, RunInfo("r"))
     assert first._state.state["locked"] is False

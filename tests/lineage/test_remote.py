@@ -8,6 +8,8 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,58 @@ def test_misuse_is_told_here(tmp_path: Path) -> None:
     state = pq.read_metadata(trace).metadata[META_STATE]
     assert b"cannot record a int" in state
     assert b"cannot be pickled" in state
+
+
+class Finish(Enum):
+    """A class that the recorder's process cannot import, as none of a script's own can be."""
+
+    STOP = "stop"
+
+
+class Name(str):
+    """Another one, of strings."""
+
+
+UNREADABLE: dict[str, Callable[[Any], None]] = {
+    "columns": lambda stage: stage.produce({"a": [1]}, keys=KEYS[:1], columns={"finish_reason": [Finish.STOP]}),
+    "tag": lambda stage: stage.tag(KEYS[:1], columns={"status": [Finish.STOP]}),
+    "keys": lambda stage: stage.produce({"a": [1]}, keys=[Name(KEYS[0])]),
+    "producer": lambda stage: stage.produce({"a": [1]}, keys=KEYS[:1], producer=Finish.STOP),
+    "partition": lambda stage: stage.produce({"a": [1]}, keys=KEYS[:1], partition=Name("train")),
+    "stage": lambda stage: stage.recorder.make_stage("rollout", Finish.STOP, None, {}, None).produce({"a": [1]}),
+}
+
+
+@pytest.mark.parametrize("how", list(UNREADABLE))
+def test_what_the_other_process_cannot_read_is_lost_alone(tmp_path: Path, how: str) -> None:
+    """A value of a class of the script costs its own call: the seal that is waited for comes, and all other rows."""
+    program = textwrap.dedent(
+        f"""
+        import sys
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        import lineage
+        from lineage.checks.online import StepChecker
+        from test_remote import KEYS, UNREADABLE
+        with lineage.record({str(tmp_path / "run")!r}, sidecar=True, on_step_sealed=StepChecker("raise")) as recorder:
+            for step in (1, 2):
+                recorder.step(step)
+                with recorder.stage("rollout", producer="engine") as stage:
+                    stage.produce({{"responses": [[11, 12]]}}, keys=KEYS[:1])
+                    if step == 1:
+                        UNREADABLE[{how!r}](stage)
+                    stage.produce({{"uid": ["u"]}}, keys=KEYS[:1])
+                recorder.seal()
+        """
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    trace = tmp_path / "run" / "trace.parquet"
+    rows = pq.read_table(trace, columns=["global_steps", "field"]).to_pylist()
+    assert [(row["global_steps"], row["field"]) for row in rows] == [
+        (step, field) for step in (1, 2) for field in ("responses", "uid")
+    ]
+    state = pq.read_metadata(trace).metadata[META_STATE]
+    assert b"a call could not be read: " in state
+    assert b'"closed": true' in state
 
 
 def masked(folder: Path, judge: Any, *, sidecar: bool, steps: int = 4) -> None:

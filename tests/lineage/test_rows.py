@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import pytest
 import torch
 
 import lineage
@@ -90,6 +91,19 @@ def test_keys_that_do_not_fit_their_rows_cost_that_batch_only(tmp_path: Path) ->
             stage.produce({"rewards": [0.5] * 6}, keys=KEYS)
     (kept,) = rows(tmp_path / "run")
     assert (kept["field"], kept["key"]) == ("rewards", KEYS)
+
+
+@pytest.mark.parametrize("mask", [[[1, 1, 1], [1, 1]], [[1]], [[1, 1], [1], [1]], torch.ones(2, 3), "ab"])
+def test_a_mask_that_does_not_fit_its_field_is_lost_and_said(tmp_path: Path, mask: Any) -> None:
+    """A mask off by one would otherwise be seen by nobody, and the trace would pass."""
+    with lineage.record(tmp_path) as recorder:
+        recorder.step(1)
+        with recorder.stage("advantage") as stage:
+            stage.produce({"uid": ["u", "u"]}, keys=KEYS[:2])
+            stage.produce({"advantages": [[0.5, 0.5], [-0.5]]}, keys=KEYS[:2], mask=mask)
+    report = lineage.check(tmp_path)
+    assert report.exit_code == 3
+    assert "rows dropped in step 1" in report.state or "mask" in report.state
 
 
 def test_nested_stages_of_other_context_are_other_rows(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_two_runs_in_one_glob_raise_no_alarm(tmp_path):
         as_run(SAMPLE, tmp_path / f"{run_id}.parquet", run_id)
     one, both = check(SAMPLE), check(tmp_path / "*.parquet")
     assert both.exit_code == 0, both.headline
-    assert (both.rows, both.facts, both.steps) == (2 * one.rows, 2 * one.facts, one.steps)
+    assert (both.rows, both.facts, both.steps) == (2 * one.rows, 2 * one.facts, 2 * one.steps)
     examined = [{one.code: one.examined for one in report.verdicts} for report in (one, both)]
     assert {code for code in examined[0] if examined[1][code] < examined[0][code]} == set()
 

@@ -105,6 +105,15 @@ def test_any_protocol_fsspec_knows_is_read(tmp_path):
         assert check(url).exit_code == 0
 
 
+def test_a_glob_of_several_files_is_read(tmp_path):
+    """Files of one name in two folders too: each is copied to a place of its own."""
+    for name in ("a", "b"):
+        compact(run_in_parts(tmp_path / name))
+    with open_trace(f"file://{tmp_path}/*/trace.parquet") as trace:
+        assert [file.name for file in trace.source.files] == ["trace.parquet"] * 2
+        assert trace.sql('select count(*) from "rows"').fetchall() == [(2 * check(tmp_path / "a").rows,)]
+
+
 def test_nothing_there_is_one_line(uploaded, tmp_path):
     """As for a path; and a folder without a trace says what was looked for."""
     with pytest.raises(TraceError, match=r"^memory://nowhere/at/all: no such file or folder$"):
