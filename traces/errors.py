@@ -27,5 +27,7 @@ def reading(path: Path | str) -> Iterator[None]:
         yield
     except duckdb.InterruptException:
         raise
+    except UnicodeEncodeError as error:
+        raise TraceError(f"{path}: cannot be read: a name in its path is not UTF-8; rename it") from error
     except (pa.ArrowException, duckdb.Error, OSError, UnicodeDecodeError) as error:
         raise TraceError(f"{path}: cannot be read: {first_line(error)}") from error

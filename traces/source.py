@@ -94,8 +94,9 @@ def locate(path: str | Path) -> Source:
     for last in (False,) * _TRIES + (True,):
         search = _Search()
         try:
-            search.look(target)
-            return _described(target, search.files, search.temporary)
+            with reading(path):
+                search.look(target)
+                return _described(target, search.files, search.temporary)
         except PartsGone as gone:  # the run has closed: its trace is in other files now
             search.remove()
             if last:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pyarrow as pa
@@ -113,3 +114,13 @@ def test_a_state_says_what_is_missing():
     assert state.sentence() == "step 4 torn, 3 rows dropped in step 2, the run did not close its trace (disk full)"
     both = merge([read_state({}), state])
     assert (both.closed, both.torn, both.dropped_rows) == (False, (4,), 3)
+
+
+@pytest.mark.parametrize("name", [b"b\xff.parquet", b"a" * 300, b"a/" * 3000], ids=["not UTF-8", "long", "deep"])
+def test_a_name_the_system_refuses_is_one_line(trace_file, tmp_path, name):
+    """A path nobody can open is bad input, not a bug; a file of such a name is there and still cannot be read."""
+    if len(name) < 100:
+        os.link(trace_file, os.path.join(os.fsencode(tmp_path), name))
+    with pytest.raises(TraceError) as raised:
+        locate(os.fsdecode(os.path.join(os.fsencode(tmp_path), name)))
+    assert "\n" not in str(raised.value)
