@@ -32,7 +32,7 @@ class Gate:
     baseline: Baseline | None = None
 
     @classmethod
-    def of(cls, settings: Settings, baseline: Baseline | None = None) -> Gate:
+    def of(cls, settings: Settings) -> Gate:
         """The gate these settings describe.
 
         Raises:
@@ -52,8 +52,7 @@ class Gate:
         left_out = [code for code in policy.require if code not in {one.code for one in chosen}]
         if left_out:
             raise CatalogueError(f"require {', '.join(left_out)}: left out by select or ignore")
-        if baseline is None and settings.baseline is not None:
-            baseline = Baseline.load(settings.baseline)
+        baseline = None if settings.baseline is None else Baseline.load(settings.baseline)
         return cls(chosen, policy, baseline)
 
     def judge(self, trace: Trace, threads: int | None = None) -> Report:

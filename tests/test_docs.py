@@ -157,6 +157,7 @@ def test_the_recorder_example_is_ten_lines_and_checks_clean(tmp_path: Path) -> N
     assert re.search(r"^MSK002 .* pass ", check.stdout, re.M)
 
 
+@pytest.mark.slow
 def test_the_recorder_example_with_another_mask_fails_as_said(tmp_path: Path) -> None:
     """The change the README proposes breaks MSK002 at step 1, stage advantage."""
     example = block("Record your own loop", "python")

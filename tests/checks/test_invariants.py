@@ -25,7 +25,13 @@ def test_a_clean_trace_passes_every_code(rows, write):
     assert report.headline is None
 
 
-@pytest.mark.parametrize("code", sorted(FAULTS))
+@pytest.mark.parametrize(
+    "code",
+    [
+        code if code in ("KEY003", "LEN002", "PAD001", "QUE001") else pytest.param(code, marks=pytest.mark.slow)
+        for code in sorted(FAULTS)
+    ],
+)
 def test_a_fault_makes_its_code_the_headline(code, rows, write):
     """The report on a faulty trace leads with the fault's own code, at the stage where it happened."""
     mutate, stage = FAULTS[code]

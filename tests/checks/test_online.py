@@ -114,6 +114,7 @@ def test_a_bad_sample_is_raised_where_the_check_says_it_happened(path: Path) -> 
     compare(path)
 
 
+@pytest.mark.slow
 def test_a_clean_run_is_never_stopped(rows: Rows, write: Write) -> None:
     """Neither the synthetic run nor the recorded one raises at any step, and every step is judged."""
     for path in (write(rows), SAMPLES / "good.parquet"):
@@ -159,6 +160,7 @@ def test_a_clear_that_comes_twice_is_raised_when_it_comes(write: Write) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_key_of_a_step_no_longer_kept_is_named(write: Write, caplog: pytest.LogCaptureFixture) -> None:
     """With no room for old steps a late write cannot be compared with them, and that is said, not passed over."""
     rows = [row for step in synthetic.steps(5, synthetic.small()) for row in step]

@@ -136,6 +136,7 @@ def test_nothing_is_left_for_the_next_one(body: str, own: Own) -> None:
         judged(own(body, "b.sql", code="BBB001"), "AAA", "BBB")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("header", "body", "said"),
     [
@@ -268,6 +269,7 @@ def test_the_page_shows_the_example(tmp_path: Path) -> None:
     assert (one.code, one.says, one.examines, one.needs) == (other.code, other.says, other.examines, other.needs)
 
 
+@pytest.mark.slow
 def test_own_codes_are_known_to_every_option(
     own: Own, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,6 +25,7 @@ def test_the_run_keeps_its_contracts(lineage_trace):
 """
 
 
+@pytest.mark.slow
 def test_a_session_that_does_not_use_it_imports_nothing_heavy(tmp_path: Path) -> None:
     """pytest loads the plugin by its entry point, and with it no duckdb, pyarrow, numpy, pandas or torch."""
     (tmp_path / "test_theirs.py").write_text(

@@ -92,6 +92,7 @@ def test_a_trace_without_a_column_is_no_failure(column, tmp_path):
     assert [code for code, kind in kinds.items() if kind is Kind.FAIL] == []
 
 
+@pytest.mark.slow
 def test_making_a_sample_again_gives_the_same_bytes(tmp_path):
     """On one machine a sample is a function of the code: clock, run id and revision are fixed."""
     fault = FAULTS["QUE001"]

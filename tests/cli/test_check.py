@@ -36,6 +36,7 @@ def test_a_baseline_accepts_yesterdays_violation_and_fails_on_a_new_one(invoke):
     assert new.stdout.startswith("LEN001 ")
 
 
+@pytest.mark.slow
 def test_updating_a_baseline_keeps_what_was_not_judged(invoke):
     """--select narrows what an update may forget."""
     invoke(BAD, "--baseline", "known.json", "--update-baseline")

@@ -67,6 +67,7 @@ def test_trains_traces_checks_and_says_what_next(invoke, tmp_path):
     assert "\x1b" not in result.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "line"),
     [
@@ -95,6 +96,7 @@ def test_runs_never_overwrite_each_other(invoke):
     assert (first / "trace.parquet").exists()
 
 
+@pytest.mark.slow
 def test_the_trace_says_what_made_it(invoke):
     """The file's metadata has the seed, both hashes, the model's hashes and the resolved configuration."""
     assert invoke(*SMALL, "trainer.seed=7").exit_code == 0
@@ -118,6 +120,7 @@ def test_untraced_run_trains_and_says_so(invoke, monkeypatch, how):
     assert not list(Path("runs/latest").rglob("*.parquet"))
 
 
+@pytest.mark.slow
 def test_a_batch_that_does_not_divide_is_padded(invoke):
     """B % M != 0 pads, says so, and the padding checks find something to examine and pass."""
     result = invoke(*SMALL, "data.train_batch_size=3", "actor_rollout_ref.actor.ppo_mini_batch_size=2")
@@ -135,6 +138,7 @@ def test_the_built_in_reward_moves(invoke):
     assert sum(scores[-5:]) / 5 > 0.4
 
 
+@pytest.mark.slow
 def test_json_is_the_only_thing_on_stdout(invoke):
     """--json prints one object; everything else goes to stderr."""
     result = invoke(*SMALL, "--json")
@@ -152,6 +156,7 @@ def test_cfg_job_prints_the_configuration_and_trains_nothing(invoke):
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_keys_without_meaning_are_named_at_the_start(invoke):
     """A verl key this version has no use for is accepted and mentioned in one line."""
     result = invoke(*SMALL, "rollout.tensor_model_parallel_size=2")
@@ -255,6 +260,7 @@ def test_a_corrupted_reward_function_is_a_warning_when_one_asks_for_it(invoke, c
     assert [re.search(r"broken at step (\d)", line)[1] for line in said] == ["2"]
 
 
+@pytest.mark.slow
 def test_a_checked_run_that_is_clean_says_nothing_more(invoke, capfd):
     """on_violation=raise on a clean run: the same output, exit 0."""
     result = invoke(*SMALL, "trainer.lineage.on_violation=raise")

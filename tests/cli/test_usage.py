@@ -99,6 +99,7 @@ def test_the_completion_script_is_printed(process):
     assert "_LINEAGE_COMPLETE=complete_bash" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_is_neither_a_pass_nor_a_traceback():
     """With nobody to read, the command ends as interrupted and says nothing of it."""
     program = "from lineage.cli import main; main()"

@@ -33,6 +33,7 @@ def on_disk(folder: Path) -> set[int]:
 # -- rotation ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "keep", "every"), [(60, 5, 1), (90, 4, 3), pytest.param(2000, 50, 1, marks=pytest.mark.slow)]
 )
@@ -159,6 +160,7 @@ def contents(files: list[Path]) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in files}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [True, False])
 def test_a_large_run_becomes_segments_cut_between_steps(tmp_path: Path, closed: bool) -> None:
     """Each file holds whole steps and says what the whole run says; together they are judged like one file."""
@@ -202,6 +204,7 @@ def test_a_killed_compaction_goes_on_to_the_same_bytes(tmp_path: Path, at: int) 
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == sorted(path.name for path in files)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["die_at(0, 'fsync')", "die_at(3, 'write_table', pyarrow.parquet.ParquetWriter)"])
 def test_a_killed_compaction_to_one_file_gives_the_same_bytes(
     tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch

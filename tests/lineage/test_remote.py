@@ -140,7 +140,9 @@ UNREADABLE: dict[str, Callable[[Any], None]] = {
 }
 
 
-@pytest.mark.parametrize("how", list(UNREADABLE))
+@pytest.mark.parametrize(
+    "how", [how if how == "columns" else pytest.param(how, marks=pytest.mark.slow) for how in UNREADABLE]
+)
 def test_what_the_other_process_cannot_read_is_lost_alone(tmp_path: Path, how: str) -> None:
     """A value of a class of the script costs its own call: the seal that is waited for comes, and all other rows."""
     program = textwrap.dedent(
@@ -199,6 +201,7 @@ def test_a_violation_stops_the_loop_at_its_step(tmp_path: Path, sidecar: bool) -
     assert b"ViolationError: MSK002" in pq.read_metadata(folder / "trace.parquet").metadata[META_STATE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sidecar", [False, True])
 def test_a_warning_lets_the_loop_run_to_its_end(
     tmp_path: Path, sidecar: bool, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
@@ -210,6 +213,7 @@ def test_a_warning_lets_the_loop_run_to_its_end(
     assert lineage.check(tmp_path / "run" / "trace.parquet").steps == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sidecar", [False, True])
 def test_what_is_sealed_by_the_next_step_or_the_end_is_judged_too(tmp_path: Path, sidecar: bool) -> None:
     """A loop that never seals is stopped by the verb that seals for it; the trace is closed and whole."""
@@ -298,6 +302,7 @@ def test_death_of_the_recorders_process_lets_training_go_on(tmp_path: Path, capl
     assert table["global_steps"].to_pylist() == [1]
 
 
+@pytest.mark.slow
 def test_kill_of_the_training_process_leaves_whole_steps(tmp_path: Path) -> None:
     """After kill -9 in step 3 the parts hold steps 1 and 2, and the state names 3 as torn."""
     program = textwrap.dedent(

@@ -56,7 +56,7 @@ def test_code_that_knows_only_the_hooks_is_recorded() -> None:
     assert not hooks.recorder().enabled
     assert_invariants(outer)
     with open_trace(inner.trace) as trace:
-        assert (trace.state.closed, trace.state.why) == (False, "ZeroDivisionError: ")
+        assert (trace.state.closed, trace.state.why) == (False, "ZeroDivisionError")
 
 
 def test_the_trace_lies_in_the_folder_that_is_given(tmp_path: Path) -> None:

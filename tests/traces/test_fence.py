@@ -202,6 +202,7 @@ def test_a_query_that_does_more_than_read_its_trace_is_refused(attack: str, fold
     assert trace.fetch("select count(*) > 0 from rows")[1] == [(True,)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", [*ATTACKS.values(), *ATTACKS_ON_TABLES.values()], ids=[*ATTACKS, *ATTACKS_ON_TABLES])
 def test_a_check_that_does_more_than_read_its_trace_is_refused(attack: str, folder: Path, bench: Workbench) -> None:
     """Likewise for a user's invariant, whose line names its file and code; one that behaves is judged after it."""

@@ -96,6 +96,7 @@ def test_the_global_generator_does_not_matter(train):
     assert torch.equal(first, weights(train()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "override",
     [
