@@ -133,7 +133,7 @@ def _report(trace: Trace | Report | Recorded | str | Path, **options: Any) -> Re
         trace = trace.trace
     report = check(trace, **options)
     if isinstance(trace, Trace):
-        said = {one.code: "accepted" if one.errors and not one.new else one.kind.value for one in report.verdicts}
+        said = {one.code: one.word for one in report.verdicts}
         _judged.setdefault(trace, {}).update(said)
     return report
 

@@ -16,6 +16,10 @@ class Kind(StrEnum):
     INCOMPLETE = "incomplete"
 
 
+#: what a verdict is called whose violations are all accepted
+ACCEPTED = "accepted"
+
+
 class ExitCode(IntEnum):
     """Exit codes of ``lineage check``; unusable input beats violations, violations beat incomplete."""
 
@@ -95,6 +99,11 @@ class Verdict:
     def new(self) -> int:
         """Errors nobody has accepted."""
         return self.errors - self.accepted
+
+    @property
+    def word(self) -> str:
+        """The verdict in a word; violations that are all accepted are neither a pass nor a failure of the gate."""
+        return ACCEPTED if self.errors and not self.new else self.kind.value
 
     @property
     def first(self) -> Violation | None:

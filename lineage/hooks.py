@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 
 from lineage.attach.transfer_queue import TracedQueue
 from lineage.context import LossTerm, Optim, Resident, Sampling, Topology, Weights
-from lineage.errors import LineageError, MissingExtraError, RecorderError, UserError
+from lineage.errors import LineageError, MissingExtraError, RecorderError, UserError, first_line
 from lineage.keys import TrajectoryKey, parse_key
 from lineage.recorder import NULL_RECORDER, NullRecorder, Recorder
 from lineage.remote import RemoteRecorder
@@ -45,6 +45,7 @@ __all__ = [
     "Weights",
     "current",
     "disabled",
+    "first_line",
     "install",
     "new_run_folder",
     "open_recorder",

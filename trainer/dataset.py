@@ -16,7 +16,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import RandomSampler
 from transformers import PreTrainedTokenizerBase
 
-from lineage.hooks import UserError
+from lineage.hooks import UserError, first_line
 from lineage.trainer.protocol import object_array
 from lineage.trainer.tasks import is_task, make_rows
 
@@ -198,7 +198,7 @@ def _read_parquet(path: Path) -> list[Row]:
     try:
         return pq.read_table(path).to_pylist()
     except (pa.ArrowException, OSError) as error:
-        raise DatasetError(f"{path}: not a readable parquet file: {_first_line(error)}") from error
+        raise DatasetError(f"{path}: not a readable parquet file: {first_line(error)}") from error
 
 
 def _read_json(path: Path) -> list[Row]:
@@ -231,8 +231,4 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise DatasetError(f"{path}: not readable as UTF-8 text: {_first_line(error)}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise DatasetError(f"{path}: not readable as UTF-8 text: {first_line(error)}") from error

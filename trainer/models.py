@@ -23,7 +23,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from lineage.hooks import UserError
+from lineage.hooks import UserError, first_line
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _TINY_SEED = 0
@@ -98,7 +98,7 @@ def load_tokenizer(source: ModelSource, *, trust_remote_code: bool = False) -> P
             source.tokenizer_folder, local_files_only=True, trust_remote_code=trust_remote_code
         )
     except (OSError, ValueError) as error:
-        raise ModelError(f"no tokenizer in {source.tokenizer_folder}: {_first_line(error)}") from error
+        raise ModelError(f"no tokenizer in {source.tokenizer_folder}: {first_line(error)}") from error
     if not tokenizer.chat_template:
         raise ModelError(f"the tokenizer in {source.tokenizer_folder} has no chat template")
     if tokenizer.pad_token_id is None:
@@ -138,7 +138,7 @@ def load_model(
             attn_implementation="sdpa",
         )
     except (OSError, ValueError) as error:
-        raise ModelError(f"cannot load a causal language model from {source.folder}: {_first_line(error)}") from error
+        raise ModelError(f"cannot load a causal language model from {source.folder}: {first_line(error)}") from error
     return model.to(device).eval()
 
 
@@ -261,7 +261,3 @@ def _hash_files(folder: Path, patterns: tuple[str, ...]) -> str:
             while block := stream.read(1 << 20):
                 digest.update(block)
     return digest.hexdigest()
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

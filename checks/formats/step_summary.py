@@ -68,7 +68,7 @@ def _report(report: Report) -> Iterator[str]:
 
 
 def _verdict(one: Verdict, name: str) -> str:
-    said = "**FAIL**" if one.new else "accepted" if one.errors else one.kind.value
+    said = "**FAIL**" if one.new else one.word
     counts = (f"{number:,}" if number else "" for number in (one.errors, one.accepted, one.warnings))
     return _row([one.code, escaped(name), said, f"{one.examined:,}", *counts, escaped(one.needed)])
 

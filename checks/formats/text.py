@@ -9,11 +9,10 @@ from lineage.checks.blame import Headline
 from lineage.checks.catalogue import Invariant, get
 from lineage.checks.formats.plain import plain, plural
 from lineage.checks.report import Outcome, Refused, Report
-from lineage.checks.verdict import ExitCode, Kind, Verdict, Violation
+from lineage.checks.verdict import ACCEPTED, ExitCode, Kind, Verdict, Violation
 
 _SHOWN_KEYS = 3
 _WIDTH = 14
-_ACCEPTED = "accepted"
 
 
 def render(outcomes: Sequence[Outcome], quiet: bool = False) -> str:
@@ -34,8 +33,8 @@ def to_text(report: Report, quiet: bool = False) -> str:
 
 def summary(report: Report) -> str:
     """One line: how many checks said what, over how much."""
-    counts = Counter(map(_word, report.verdicts))
-    said = ", ".join(f"{counts[word]} {word}" for word in (*Kind, _ACCEPTED) if counts[word])
+    counts = Counter(verdict.word for verdict in report.verdicts)
+    said = ", ".join(f"{counts[word]} {word}" for word in (*Kind, ACCEPTED) if counts[word])
     return (
         f"{report.path}: {said}; {report.rows:,} rows, {report.facts:,} facts, "
         f"{report.steps} steps in {report.seconds:.2f} s"
@@ -119,7 +118,7 @@ def _lines(report: Report, quiet: bool) -> Iterator[str]:
 
 
 def _verdict(verdict: Verdict, report: Report) -> str:
-    kind = "FAIL" if verdict.new else _word(verdict)
+    kind = "FAIL" if verdict.new else verdict.word
     if verdict.kind is Kind.NOT_APPLICABLE:
         return f"{kind:<{_WIDTH}}  needs {verdict.needed}"
     said = [f"{verdict.examined:>12,} examined"]
@@ -132,8 +131,3 @@ def _verdict(verdict: Verdict, report: Report) -> str:
     if verdict.kind is Kind.INCOMPLETE and verdict.needed != report.state:  # the state is said once, above
         said.append(f"needs {verdict.needed.removeprefix(report.state + '; ')}")
     return f"{kind:<{_WIDTH}}{', '.join(said)}"
-
-
-def _word(verdict: Verdict) -> str:
-    """The verdict in a word; violations that are all accepted are neither a pass nor a failure of the gate."""
-    return _ACCEPTED if verdict.errors and not verdict.new else verdict.kind.value

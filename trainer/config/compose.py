@@ -19,6 +19,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lineage.hooks import first_line
 from lineage.trainer.config.errors import ConfigError
 from lineage.trainer.config.ppo_trainer import PPOTrainerConfig
 
@@ -77,7 +78,7 @@ def _parse(line: str) -> tuple[str, str]:
     try:
         override: Override = OverridesParser.create().parse_override(line)
     except HydraException as error:
-        raise ConfigError(f"override {line!r} is not key=value: {_first_line(error)}") from error
+        raise ConfigError(f"override {line!r} is not key=value: {first_line(error)}") from error
     if override.type not in (OverrideType.CHANGE, OverrideType.ADD, OverrideType.FORCE_ADD):
         raise ConfigError(f"override {line!r}: a key of the configuration cannot be deleted; set it with key=value")
     if override.is_sweep_override():
@@ -140,14 +141,9 @@ def _did_you_mean(key: str, names: list[str]) -> str:
 def _one_line(error: BaseException) -> str:
     """Hydra wraps OmegaConf's reason: take the innermost, its first line, and the key it names."""
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
-    message = _first_line(cause)
+    message = first_line(cause)
     key = getattr(cause, "full_key", None)
     return f"{key}: {message}" if key else message
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
 
 
 def resolved(config: DictConfig) -> dict[str, Any]:
