@@ -18,18 +18,18 @@ from lineage.checks.report import Report
 from lineage.checks.verdict import Kind, Site, Verdict, Violation
 from lineage.checks.workbench import Workbench
 from lineage.errors import first_line
-from lineage.traces import Trace, TraceError, fence
+from lineage.traces import Trace, TraceError
 from lineage.traces.errors import reading
+from lineage.traces.interrupts import interrupted, interruptible
 
 
-@fence.interruptible()
 def judge(trace: Trace, invariants: Sequence[Invariant], threads: int | None = None) -> Report:
     """What these invariants say of a trace.
 
     Raises:
         TraceError: it cannot be read, or its runs follow different profiles.
     """
-    with reading(trace.path):
+    with interruptible(trace.connection), reading(trace.path):
         return _judged(trace, invariants, threads or min(4, os.cpu_count() or 1))
 
 
@@ -69,7 +69,7 @@ def _judge(bench: Workbench, invariant: Invariant) -> Verdict:
         examined, accused = accuse(bench, invariant) if invariant.origin else _accuse(bench, invariant)
         found = _violations(bench, accused)
     except duckdb.Error as error:
-        if fence.interrupted(error):
+        if interrupted(error):
             raise
         raise TraceError(f"{bench.trace.path}: {invariant.code} cannot be judged: {first_line(error)}") from error
     needed = "" if complete else bench.trace.state.sentence()

@@ -22,6 +22,7 @@ from lineage.checks.workbench import Workbench
 from lineage.errors import first_line
 from lineage.traces import Trace, fence
 from lineage.traces.fence import FenceError
+from lineage.traces.interrupts import interrupted
 
 _FINDINGS = pa.schema(
     [
@@ -169,7 +170,7 @@ def _from_python(bench: Workbench, check: Check) -> pa.Table:
     except (FenceError, duckdb.Error, KeyboardInterrupt):
         raise
     except BaseException as error:  # an exit is no verdict either
-        if fence.interrupted(error):
+        if interrupted(error):
             raise
         raise FenceError(f"it raised {type(error).__name__}: {first_line(error)}") from error
 

@@ -23,6 +23,7 @@ import duckdb
 from duckdb import DuckDBPyConnection
 
 from lineage.errors import UserError, first_line
+from lineage.traces.interrupts import as_keyboard_interrupt, interrupted
 
 # Set before the trace is opened, and locked after: none of them can be set once external access is off.
 _SETTINGS = (
@@ -119,28 +120,14 @@ def asking() -> Iterator[None]:
     Raises:
         FenceError: the first line of what DuckDB said.
     """
-    with interruptible():
+    with as_keyboard_interrupt():
         try:
             yield
         except duckdb.Error as error:
+            if interrupted(error):
+                raise
             said = first_line(error)
             raise FenceError(said, isinstance(error, duckdb.PermissionException) or "been locked" in said) from error
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Ctrl-C while DuckDB works is a KeyboardInterrupt; DuckDB calls it an error of its own."""
-    try:
-        yield
-    except Exception as error:
-        if interrupted(error):
-            raise KeyboardInterrupt from error
-        raise
-
-
-def interrupted(error: BaseException) -> bool:
-    """True when this is DuckDB's word for Ctrl-C."""
-    return isinstance(error, duckdb.InterruptException) or str(error) == "Query interrupted"
 
 
 def _split(con: DuckDBPyConnection, sql: str) -> list[Statement]:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from lineage.schema import COLUMNS, schema
 from lineage.traces import fence, functions
 from lineage.traces.errors import TraceError, reading
+from lineage.traces.interrupts import interruptible
 from lineage.traces.source import Source, locate
 from lineage.traces.state import State
 
@@ -130,7 +131,7 @@ class Trace:
         Raises:
             TraceError: it is not a query, is not valid, or asks for something outside this trace.
         """
-        with _asking(self.path):
+        with self._asking():
             return self._con.sql(fence.query(self._con, query))
 
     def df(self, query: str) -> pd.DataFrame:
@@ -139,7 +140,7 @@ class Trace:
         Raises:
             TraceError: as :meth:`sql`, or the query failed while it ran.
         """
-        with _asking(self.path):
+        with self._asking():
             frame: pd.DataFrame = self.sql(query).df()
             return frame
 
@@ -149,9 +150,21 @@ class Trace:
         Raises:
             TraceError: as :meth:`df`.
         """
-        with _asking(self.path):
+        with self._asking():
             relation = self.sql(query)
             return list(relation.columns), relation.fetchall()
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """What the fence or DuckDB refused, as an error of this trace; Ctrl-C stops the query."""
+        try:
+            with interruptible(self._con), fence.asking():
+                yield
+        except fence.FenceError as error:
+            if isinstance(error.__cause__, duckdb.Error) and not isinstance(error.__cause__, _OF_THE_QUERY):
+                raise TraceError(f"{self.path}: cannot be read: {error}") from error
+            beyond = "; a query reads this trace and no other file" if error.outside else ""
+            raise TraceError(f"sql: {error}{beyond}") from error
 
     def close(self) -> None:
         """Release the connection, and the temporary file that parts were read through."""
@@ -201,19 +214,6 @@ class Trace:
             f"read_parquet([{', '.join(map(_quote, files))}], union_by_name=true, filename=true, file_row_number=true)"
         )
         return reader, _rid(files)
-
-
-@contextmanager
-def _asking(path: Path | str) -> Iterator[None]:
-    """What the fence or DuckDB refused, as an error of this trace."""
-    try:
-        with fence.asking():
-            yield
-    except fence.FenceError as error:
-        if isinstance(error.__cause__, duckdb.Error) and not isinstance(error.__cause__, _OF_THE_QUERY):
-            raise TraceError(f"{path}: cannot be read: {error}") from error
-        beyond = "; a query reads this trace and no other file" if error.outside else ""
-        raise TraceError(f"sql: {error}{beyond}") from error
 
 
 def row_ids(source: int, first: int, count: int) -> NDArray[np.int64]:
