@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from lineage.contents import Contents
 from lineage.elements import TAG_NAMES
+from lineage.fingerprint import chained_prefixes
 from lineage.row import FinishedRow
 from lineage.schema import COLUMNS, MARK, schema
 from lineage.statistics import RowStatistics
@@ -139,6 +140,7 @@ class _ListedColumns:
     def __init__(self, rows: Sequence[FinishedRow], contents: Contents) -> None:
         self.rows = rows
         self.counts = np.array([row.n for row in rows], dtype=np.int64)
+        self.contents = contents
         self.blocks, self.places = contents.statistics()
         self.seen = np.array([row.content is not None for row in rows], dtype=bool)
         pairs = [contents.lengths(row.content) for row in rows if row.content is not None]
@@ -245,22 +247,47 @@ class _ListedColumns:
         fp: list[NDArray[Any]] = []
         here = np.zeros(len(self.rows), dtype=bool)
         for number, row in enumerate(self.rows):
-            if row.cuts is None or row.content is None:
-                continue
-            block, first = self.places[row.content]
-            prefixes = self.blocks[block].prefixes
-            if prefixes is not None:
+            found = self._turn_marks(row) if row.scalars.get("entity") == "turn" else self._cut_marks(row)
+            if found is not None:
                 here[number] = True
-                at.append(row.cuts // row.width)
-                fp.append(prefixes[first : first + row.n])
+                at.append(found[0])
+                fp.append(found[1])
         if not at:
             return _nulls(len(self.rows), column.name)
-        ats, fps = np.concatenate(at), np.concatenate(fp)
         marks = pa.StructArray.from_arrays(
-            [pa.array(ats.reshape(-1), pa.int32()), pa.array(fps.reshape(-1), pa.uint64())], fields=list(MARK)
+            [
+                pa.array(np.concatenate([part.reshape(-1) for part in at]), pa.int32()),
+                pa.array(np.concatenate([part.reshape(-1) for part in fp]), pa.uint64()),
+            ],
+            fields=list(MARK),
         )
-        borders = pa.array(np.arange(len(ats) + 1) * ats.shape[1], pa.int32())
+        counts = np.concatenate([np.full(len(part), part.shape[1], dtype=np.int64) for part in at])
+        borders = pa.array(np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)]), pa.int32())
         return self._lists(pa.ListArray.from_arrays(borders, marks), here, column)
+
+    def _cut_marks(self, row: FinishedRow) -> tuple[NDArray[Any], NDArray[Any]] | None:
+        """Prefixes at the borders of prompt and response: ``(n, 3)`` positions and fingerprints."""
+        if row.cuts is None or row.content is None:
+            return None
+        block, first = self.places[row.content]
+        prefixes = self.blocks[block].prefixes
+        return None if prefixes is None else (row.cuts // row.width, prefixes[first : first + row.n])
+
+    def _turn_marks(self, row: FinishedRow) -> tuple[NDArray[Any], NDArray[Any]] | None:
+        """Prefixes at both ends of each turn, ``(n, 2)``, of the turns of one key laid end to end.
+
+        Nothing of what the caller says of ``start`` goes into them: where turns leave a gap, the two disagree.
+        """
+        if row.keys is None or row.content is None or row.width != 1:
+            return None
+        block, first = self.places[row.content]
+        lengths, keys = self.contents.lengths(row.content)[1], row.keys
+        ends = np.cumsum(lengths)
+        begins = ends - lengths
+        heads = np.array([number == 0 or keys[number] != keys[number - 1] for number in range(row.n)], dtype=bool)
+        begins -= begins[np.maximum.accumulate(np.where(heads, np.arange(row.n), 0))]
+        fingerprints = self.blocks[block].fingerprint[first : first + row.n]
+        return np.stack([begins, begins + lengths], axis=1), chained_prefixes(fingerprints, lengths, begins)
 
     def _lists(self, flat: pa.Array, here: NDArray[np.bool_], column: _Column) -> pa.Array:
         offsets, absent = self._offsets(here)

@@ -102,6 +102,26 @@ def fingerprint_rows(values: NDArray[Any], lengths: Int64) -> UInt64:
     return result
 
 
+def chained_prefixes(fingerprints: UInt64, lengths: Int64, begins: Int64) -> UInt64:
+    """Prefix fingerprints of sequences cut into pieces, from those of the pieces.
+
+    Args:
+        fingerprints, lengths: ``(pieces,)`` of each piece.
+        begins: ``(pieces,)`` elements that come before it in its sequence; 0 is where a sequence begins.
+
+    Returns:
+        ``(pieces, 2)``: the fingerprint of what comes before the piece, and of that with the piece.
+    """
+    if len(fingerprints) == 0:
+        return np.zeros((0, 2), dtype=np.uint64)
+    terms = fingerprints * powers(int(begins.max()) + 1)[begins]
+    ends = np.cumsum(terms, dtype=np.uint64)
+    starts = ends - terms
+    heads = np.maximum.accumulate(np.where(begins == 0, np.arange(len(begins)), 0))
+    base = starts[heads]
+    return np.stack([starts - base, ends - base], axis=1)
+
+
 def fingerprint_long(values: NDArray[Any]) -> int:
     """Fingerprint of one long row, block by block: no array as long as the row is made.
 

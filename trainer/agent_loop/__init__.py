@@ -10,11 +10,17 @@ from lineage.trainer.agent_loop.base import (
     AgentLoopMetrics,
     AgentLoopOutput,
     LoopContext,
+    MultiTurn,
     Session,
+    SessionError,
 )
-from lineage.trainer.agent_loop.manager import AgentLoopManager
-from lineage.trainer.agent_loop.registry import AGENT_LOOPS, agent_loop, register
+from lineage.trainer.agent_loop.draft_revise import DraftReviseAgentLoop
+from lineage.trainer.agent_loop.flaky import FlakyAgentLoop
+from lineage.trainer.agent_loop.manager import AgentLoopManager, agent_loop_manager_class
+from lineage.trainer.agent_loop.registry import AGENT_LOOPS, agent_loop, register, register_agent_loops
 from lineage.trainer.agent_loop.single_turn import SingleTurnAgentLoop
+from lineage.trainer.agent_loop.tool_agent import ToolAgentLoop
+from lineage.trainer.agent_loop.turns import Turn
 from lineage.trainer.agent_loop.worker import AgentLoopWorker
 
 __all__ = [
@@ -25,9 +31,17 @@ __all__ = [
     "AgentLoopMetrics",
     "AgentLoopOutput",
     "AgentLoopWorker",
+    "DraftReviseAgentLoop",
+    "FlakyAgentLoop",
     "LoopContext",
+    "MultiTurn",
     "Session",
+    "SessionError",
     "SingleTurnAgentLoop",
+    "ToolAgentLoop",
+    "Turn",
     "agent_loop",
+    "agent_loop_manager_class",
     "register",
+    "register_agent_loops",
 ]

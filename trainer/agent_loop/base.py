@@ -8,12 +8,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lineage.hooks import UserError
+from lineage.hooks import LineageError, UserError
+from lineage.trainer.agent_loop.turns import Turn
 from lineage.trainer.rollout.base import RolloutEngine, SamplingParams, TokenOutput
+from lineage.trainer.tools.base import BaseTool
+from lineage.trainer.tools.interaction import BaseInteraction
 
 
 class AgentLoopError(UserError):
-    """A prompt that does not fit, or a loop that is not registered."""
+    """A loop that is not registered or cannot be loaded: a mistake of the user's, which stops the run."""
+
+
+class SessionError(LineageError):
+    """A session cannot go on, or returned something that cannot be a trajectory; its group fails."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +41,15 @@ class AgentLoopOutput:
         response_ids: everything after them: policy tokens, and observations if there were any.
         response_mask: 1 on policy tokens, 0 on observations; as long as ``response_ids``.
         response_logprobs: log-probability of each response token under the sampler, 0 on observations; None if unknown.
-        multi_modal_data: images, videos, audio of the conversation.
+        multi_modal_data: images, videos, audio of the conversation, or what a processor made of them; it goes with the
+            trajectory as ``multi_modal_inputs``, and nobody looks inside.
         reward_score: score of the session, if the loop scores itself; None leaves it to the reward worker.
         num_turns: messages of the conversation, the first prompt's and the policy's included.
         metrics: seconds and counts.
         extra_fields: anything else. Read by the trainer: ``finish_reason``, ``generated`` (policy tokens the engine
-            counted), ``min_global_steps`` and ``max_global_steps`` (weight versions that generated).
+            counted), ``min_global_steps`` and ``max_global_steps`` (weight versions that generated); ``position_ids``
+            ``(seq)`` or ``(k, seq)`` where they are not 0, 1, 2, ... ``turn_scores`` and ``tool_rewards`` are lists.
+        turns: whose tokens the sequence is made of; a loop that gives none is read by its mask.
     """
 
     prompt_ids: list[int]
@@ -51,6 +61,7 @@ class AgentLoopOutput:
     num_turns: int = 0
     metrics: AgentLoopMetrics = field(default_factory=AgentLoopMetrics)
     extra_fields: dict[str, Any] = field(default_factory=dict)
+    turns: list[Turn] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,27 @@ class Session:
 
 
 @dataclass(frozen=True)
+class MultiTurn:
+    """Limits of a conversation (verl ``rollout.multi_turn``).
+
+    Attributes:
+        max_assistant_turns: most generations; None sets no limit but the response length.
+        max_user_turns: most observations; None likewise.
+        max_parallel_calls: tool calls of one turn that are run; more are dropped.
+        max_tool_response_length: most characters of a tool's text.
+        tool_response_truncate_side: the side a longer one keeps: ``left`` its end, ``right`` its beginning, else both.
+        format: how a call is written.
+    """
+
+    max_assistant_turns: int | None = None
+    max_user_turns: int | None = None
+    max_parallel_calls: int = 1
+    max_tool_response_length: int = 256
+    tool_response_truncate_side: str = "middle"
+    format: str = "hermes"
+
+
+@dataclass(frozen=True)
 class LoopContext:
     """What a worker gives each loop.
 
@@ -80,6 +112,9 @@ class LoopContext:
         truncation: what to do with a longer prompt: ``error left right middle``.
         template_kwargs: more arguments of the chat template.
         calculate_log_probs: keep the sampler's log-probs (``rollout_log_probs``).
+        multi_turn: limits of a conversation.
+        tools: what a policy may call, by name.
+        interactions: who may answer it, by name.
     """
 
     rollout: RolloutEngine
@@ -89,14 +124,22 @@ class LoopContext:
     truncation: str = "error"
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     calculate_log_probs: bool = True
+    multi_turn: MultiTurn = field(default_factory=MultiTurn)
+    tools: Mapping[str, BaseTool] = field(default_factory=dict)
+    interactions: Mapping[str, BaseInteraction] = field(default_factory=dict)
 
 
 class AgentLoopBase(ABC):
-    """One session's conversation. An instance lives for one session."""
+    """One session's conversation. An instance lives for one session.
+
+    Attributes:
+        truncated_from: tokens of the last prompt before ``data.truncation`` cut it; None where it was not cut.
+    """
 
     def __init__(self, context: LoopContext, session: Session) -> None:
         self.context = context
         self.session = session
+        self.truncated_from: int | None = None
         self._turn = 0
 
     @abstractmethod
@@ -121,20 +164,28 @@ class AgentLoopBase(ABC):
             seed=session.draw_seed(turn),
         )
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
         """Token ids of a message list, ready for the policy to answer.
 
+        Args:
+            tools: schemas of the tools the template shows, if it shows any.
+
         Raises:
-            AgentLoopError: longer than ``prompt_length`` with ``truncation=error``.
+            SessionError: longer than ``prompt_length`` with ``truncation=error``.
         """
         ids = self.context.tokenizer.apply_chat_template(
             list(messages),
+            tools=list(tools) if tools else None,
             add_generation_prompt=True,
             tokenize=True,
             return_dict=False,
             **self.context.template_kwargs,
         )
-        return fit_prompt(list(ids), self.context.prompt_length, self.context.truncation, self.session.uid)
+        fitting = fit_prompt(list(ids), self.context.prompt_length, self.context.truncation, self.session.uid)
+        self.truncated_from = len(ids) if len(fitting) < len(ids) else None
+        return fitting
 
 
 def fit_prompt(ids: list[int], limit: int, truncation: str, uid: str) -> list[int]:
@@ -143,7 +194,7 @@ def fit_prompt(ids: list[int], limit: int, truncation: str, uid: str) -> list[in
     ``left`` drops the beginning, ``right`` the end, ``middle`` keeps both ends.
 
     Raises:
-        AgentLoopError: too long with ``error``.
+        SessionError: too long with ``error``. Only a prompt that a loop has built can be: the dataset refuses its own.
     """
     if len(ids) <= limit:
         return ids
@@ -154,7 +205,7 @@ def fit_prompt(ids: list[int], limit: int, truncation: str, uid: str) -> list[in
     if truncation == "middle":
         head = limit // 2
         return ids[:head] + ids[len(ids) - (limit - head) :]
-    raise AgentLoopError(
-        f"prompt {uid} has {len(ids)} tokens, data.max_prompt_length={limit}: raise it, set "
-        "data.filter_overlong_prompts=true, or set data.truncation=left|right|middle"
+    raise SessionError(
+        f"prompt {uid} has {len(ids)} tokens, data.max_prompt_length={limit}: raise it or set "
+        "data.truncation=left|right|middle"
     )

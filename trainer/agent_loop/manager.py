@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from lineage.trainer.agent_loop.base import AgentLoopError
+from lineage.trainer.agent_loop.classes import load_class
 from lineage.trainer.agent_loop.worker import AgentLoopWorker
 from lineage.trainer.protocol import DataProto
 
+_NEEDED = ("generate_sequences", "running", "join", "cancel")
+
 
 class AgentLoopManager:
-    """Runs the workers as tasks of the running event loop (verl ``AgentLoopManagerTQ``)."""
+    """Runs the workers as tasks of the running event loop (verl ``AgentLoopManagerTQ``).
+
+    Another one is named by ``rollout.agent.agent_loop_manager_class`` and is made with the same workers. Of it the
+    trainer needs ``generate_sequences(batch)``, which leaves in the queue (``workers[0].queue``) the outputs under
+    ``{uid}_{session_id}_{index}`` and, after them, a terminal status under each uid; ``running``, ``join`` and
+    ``cancel``, which say when nobody writes any more. A subclass has those three, for whatever it starts by
+    :meth:`start`.
+    """
 
     def __init__(self, workers: Sequence[AgentLoopWorker]) -> None:
         if not workers:
@@ -30,7 +42,11 @@ class AgentLoopManager:
         shares = np.array_split(np.arange(len(batch)), len(self.workers))
         for worker, share in zip(self.workers, shares, strict=True):
             if len(share):
-                self._tasks.append(asyncio.create_task(worker.run(batch[share.tolist()])))
+                self.start(worker, batch[share.tolist()])
+
+    def start(self, worker: AgentLoopWorker, batch: DataProto) -> None:
+        """Give a worker prompts to run, beside what it runs already."""
+        self._tasks.append(asyncio.create_task(worker.run(batch)))
 
     @property
     def running(self) -> bool:
@@ -55,3 +71,22 @@ class AgentLoopManager:
             task.cancel()
         tasks, self._tasks = self._tasks, []
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def agent_loop_manager_class(path: str | None) -> type[Any]:
+    """The manager ``rollout.agent.agent_loop_manager_class`` names, :class:`AgentLoopManager` when it names none.
+
+    Raises:
+        AgentLoopError: it cannot be loaded, or lacks a method the trainer calls.
+    """
+    if path is None:
+        return AgentLoopManager
+    where = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
+    found = load_class(path, where, object)
+    lacking = [name for name in _NEEDED if not hasattr(found, name)]
+    if lacking:
+        raise AgentLoopError(
+            f"{where}={path}: {found.__name__} has no {', '.join(lacking)}; "
+            "subclass lineage.trainer.agent_loop.AgentLoopManager to have what is not its own"
+        )
+    return found

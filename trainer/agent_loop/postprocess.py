@@ -9,16 +9,13 @@ from typing import Any
 import torch
 from tensordict import NonTensorStack, TensorDict
 
-from lineage.hooks import LineageError
-from lineage.trainer.agent_loop.base import AgentLoopOutput
-from lineage.trainer.protocol import nested_from_list
+from lineage.trainer.agent_loop.base import AgentLoopOutput, SessionError
+from lineage.trainer.protocol import nested_from_list, nested_tokens_last
 
 # fields of the dataset row that stay with the trajectory
-CARRIED = ("raw_prompt", "data_source")
-
-
-class SessionError(LineageError):
-    """A session returned something that cannot be a trajectory; its group fails."""
+CARRIED = ("raw_prompt", "data_source", "reward_model")
+# and those a rule needs that judges it after it was sampled (``reward.reward_model.enable``)
+CARRIED_UNSCORED = (*CARRIED, "extra_info")
 
 
 @dataclass(frozen=True)
@@ -53,18 +50,23 @@ def check_outputs(outputs: Sequence[AgentLoopOutput]) -> None:
             raise SessionError(f"output {index}: {size} tokens, {len(output.response_logprobs)} log-probs")
 
 
-def trajectory_fields(uid: str, results: Sequence[SessionResult], row: Mapping[str, Any]) -> TensorDict:
+def trajectory_fields(
+    uid: str, results: Sequence[SessionResult], row: Mapping[str, Any], carried: Sequence[str] = CARRIED
+) -> TensorDict:
     """Queue fields of a group's outputs, one row an output.
 
-    ``prompts responses response_mask loss_mask input_ids attention_mask position_ids`` are jagged int64,
-    ``rm_scores`` (the session's score on the last response token) and ``rollout_log_probs`` jagged float32, the rest
-    objects. ``loss_mask`` is ``response_mask`` under another name; it is the mask of the actor's loss.
+    ``prompts responses response_mask loss_mask input_ids attention_mask position_ids`` are jagged int64, the last
+    ``(seq)`` or ``(k, seq)`` a row, as the loop gave them. ``rm_scores`` (the session's score on the last response
+    token) and ``rollout_log_probs`` are jagged float32, the rest objects. ``loss_mask`` is ``response_mask`` under
+    another name; it is the mask of the actor's loss.
 
     Args:
         row: the dataset row.
+        carried: fields of it that stay with each output, where it has them.
 
     Raises:
-        SessionError: some outputs have log-probs or a score and some have none: the queue would drop the field.
+        SessionError: some outputs have log-probs or a score and some have none: the queue would drop the field; or
+            position_ids do not lie over the sequence, or not alike in every output.
     """
     outputs = [output for result in results for output in result.outputs]
     scores = [result.score for result in results for _ in result.outputs]
@@ -80,7 +82,7 @@ def trajectory_fields(uid: str, results: Sequence[SessionResult], row: Mapping[s
         "loss_mask": masks,
         "input_ids": nested_from_list(sequences),
         "attention_mask": nested_from_list([torch.ones_like(ids) for ids in sequences]),
-        "position_ids": nested_from_list([torch.arange(len(ids)) for ids in sequences]),
+        "position_ids": _position_ids(outputs, [len(ids) for ids in sequences]),
     }
     if _all_or_none("response_logprobs", log_probs):
         fields["rollout_log_probs"] = nested_from_list([torch.tensor(values) for values in log_probs])
@@ -89,12 +91,28 @@ def trajectory_fields(uid: str, results: Sequence[SessionResult], row: Mapping[s
         fields["rm_scores"] = nested_from_list([_on_last_token(len(ids), float(score or 0.0)) for ids, score in pairs])
     fields["num_turns"] = torch.tensor([output.num_turns for output in outputs])
     fields["uid"] = NonTensorStack(*[uid] * len(outputs))
-    fields["extra_fields"] = NonTensorStack(*[dict(output.extra_fields) for output in outputs])
+    fields["extra_fields"] = NonTensorStack(*[_without(output.extra_fields, "position_ids") for output in outputs])
     fields["multi_modal_inputs"] = NonTensorStack(*[dict(output.multi_modal_data) for output in outputs])
-    for name in CARRIED:
+    for name in carried:
         if name in row:
             fields[name] = NonTensorStack(*[row[name]] * len(outputs))
     return TensorDict(fields, batch_size=[len(outputs)])
+
+
+def _position_ids(outputs: Sequence[AgentLoopOutput], lengths: Sequence[int]) -> torch.Tensor:
+    """Positions of each sequence: 0, 1, 2, ... or what the loop gave, ``(seq)`` or ``(k, seq)``."""
+    rows: list[torch.Tensor] = []
+    for output, length in zip(outputs, lengths, strict=True):
+        given = output.extra_fields.get("position_ids")
+        row = torch.arange(length) if given is None else torch.as_tensor(given, dtype=torch.int64)
+        if row.dim() not in (1, 2) or row.shape[-1] != length or row.shape[:-1] != (rows or [row])[0].shape[:-1]:
+            raise SessionError(f"position_ids of shape {list(row.shape)} for a sequence of {length} tokens")
+        rows.append(row)
+    return nested_tokens_last(rows)
+
+
+def _without(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if key != name}
 
 
 def _all_or_none(what: str, values: Sequence[Any]) -> bool:

@@ -12,14 +12,17 @@ from lineage import hooks
 from lineage.hooks import TrajectoryKey, UserError, traced
 from lineage.trainer.agent_loop.base import AgentLoopOutput, LoopContext, Session
 from lineage.trainer.agent_loop.postprocess import (
-    SessionError,
+    CARRIED,
+    CARRIED_UNSCORED,
     SessionResult,
     check_outputs,
     trajectory_fields,
     trajectory_tag,
 )
 from lineage.trainer.agent_loop.registry import agent_loop
+from lineage.trainer.agent_loop.turns import record_turns
 from lineage.trainer.protocol import DataProto
+from lineage.trainer.reward.manager import Score
 from lineage.trainer.rollout.base import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -28,7 +31,7 @@ logger = logging.getLogger(__name__)
 class SessionScorer(Protocol):
     """Scores the final output of a session (``reward.RewardLoopWorker``)."""
 
-    async def compute_score(self, key: str, response_ids: list[int], row: Mapping[str, Any]) -> float:
+    async def compute_score(self, key: str, response_ids: list[int], row: Mapping[str, Any]) -> Score:
         """Reward of the trajectory ``key``: the response decoded and judged by the row's ground truth."""
         ...
 
@@ -68,6 +71,7 @@ class AgentLoopWorker:
         self.queue = queue
         self.context = context
         self.scorer = scorer
+        self.carried = CARRIED if scorer is not None else CARRIED_UNSCORED
         self.default_agent_loop = default_agent_loop
         self.seed = seed
 
@@ -94,12 +98,19 @@ class AgentLoopWorker:
             )
             for place, uid in enumerate(uids)
         ]
-        await asyncio.gather(*(self._run_prompt(prompt) for prompt in prompts))
+        running = [asyncio.create_task(self._run_prompt(prompt)) for prompt in prompts]
+        try:
+            await asyncio.gather(*running)
+        finally:  # when one ends in an error the others must not write on behind the run's back
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
 
     async def _run_prompt(self, prompt: Prompt) -> None:
         """Run one group; it is ``finished`` when every session is in the queue, else ``failure``.
 
-        Outputs of the sessions that succeed are written even when another one fails.
+        Outputs of the sessions that succeed are written even when another one fails. The status comes last, once every
+        session has settled: nobody may write to a group that the replay buffer can clear.
         """
         await self._tag(prompt, status="running")
         sessions = [self._run_session(prompt, session_id) for session_id in range(prompt.expected)]
@@ -109,7 +120,7 @@ class AgentLoopWorker:
             await self._agent_loop_postprocess(
                 prompt, [result for result in results if isinstance(result, SessionResult)]
             )
-        except SessionError as error:
+        except Exception as error:  # outputs that no row can be made of: the group fails, the run goes on
             errors.append(error)
         if not errors:
             await self._tag(prompt, status="finished")
@@ -124,19 +135,26 @@ class AgentLoopWorker:
 
     async def _run_session(self, prompt: Prompt, session_id: int) -> SessionResult:
         session = Session(prompt.uid, session_id, prompt.global_steps, self.seed)
-        loop = agent_loop(prompt.row.get("agent_name") or self.default_agent_loop)(self.context, session)
-        result = await loop.run(prompt.sampling_params, **prompt.row)
+        named = prompt.row.get("agent_name")  # a table that names it in some rows has None or NaN in the others
+        name = named if isinstance(named, str) and named else self.default_agent_loop
+        result = await agent_loop(name)(self.context, session).run(prompt.sampling_params, **prompt.row)
         outputs = result if isinstance(result, list) else [result]
         check_outputs(outputs)
         return SessionResult(session_id, outputs, await self._compute_score(prompt, session_id, outputs))
 
     async def _compute_score(self, prompt: Prompt, session_id: int, outputs: list[AgentLoopOutput]) -> float | None:
-        """Score of the session, by its last output: the loop's own, or the reward worker's."""
+        """Score of the session, by its last output: the loop's own, or the reward worker's.
+
+        What the scorer returned beside the score becomes ``reward_extra_info`` of every output's ``extra_fields``.
+        """
         final = outputs[-1]
         if final.reward_score is not None or self.scorer is None:
             return final.reward_score
         key = str(TrajectoryKey(prompt.uid, session_id, len(outputs) - 1))
-        return await self.scorer.compute_score(key, final.response_ids, prompt.row)
+        result = await self.scorer.compute_score(key, final.response_ids, prompt.row)
+        for output in outputs:
+            output.extra_fields["reward_extra_info"] = result.reward_extra_info
+        return result.score
 
     async def _agent_loop_postprocess(self, prompt: Prompt, results: Sequence[SessionResult]) -> None:
         """Write the outputs of the group's sessions under ``{uid}_{session_id}_{index}``, in one put.
@@ -145,16 +163,19 @@ class AgentLoopWorker:
         """
         if not results:
             return
+        keys = [
+            str(TrajectoryKey(prompt.uid, result.session_id, index))
+            for result in results
+            for index in range(len(result.outputs))
+        ]
+        outputs = [output for result in results for output in result.outputs]
         await self.queue.async_kv_batch_put(
-            keys=[
-                str(TrajectoryKey(prompt.uid, result.session_id, index))
-                for result in results
-                for index in range(len(result.outputs))
-            ],
+            keys=keys,
             partition_id=prompt.partition_id,
-            fields=trajectory_fields(prompt.uid, results, prompt.row),
-            tags=[trajectory_tag(output, prompt.global_steps) for result in results for output in result.outputs],
+            fields=trajectory_fields(prompt.uid, results, prompt.row, self.carried),
+            tags=[trajectory_tag(output, prompt.global_steps) for output in outputs],
         )
+        record_turns(keys, outputs)
 
     async def _tag(self, prompt: Prompt, **tag: Any) -> None:
         await self.queue.async_kv_put(key=prompt.uid, partition_id=prompt.partition_id, tag=tag)
