@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,10 @@ from lineage.trainer.tasks import is_task, make_rows
 
 Row = dict[str, Any]
 
+logger = logging.getLogger(__name__)
+
+MULTI_MODAL = ("images", "videos", "audios")  # verl's columns; what is in them nobody here looks at
+
 
 class DatasetError(UserError):
     """Prompts that cannot be read or used: names the file and, where there is one, the row."""
@@ -36,6 +41,8 @@ class RLHFDataset(Dataset):
         config: the ``data`` section.
         seed: of made tasks.
         max_samples: rows to keep or make; -1 keeps all.
+        tool_schemas: by name, what the chat template is told in the prompts of rows for ``tool_agent``.
+        default_agent_loop: the loop of rows without ``agent_name``.
 
     Raises:
         DatasetError: a missing or malformed file, a row without a prompt, no rows, an overlong prompt under
@@ -50,8 +57,12 @@ class RLHFDataset(Dataset):
         *,
         seed: int,
         max_samples: int = -1,
+        tool_schemas: Mapping[str, Mapping[str, Any]] | None = None,
+        default_agent_loop: str = "single_turn_agent",
     ) -> None:
         self.tokenizer = tokenizer
+        self.tool_schemas = dict(tool_schemas or {})
+        self.default_agent_loop = default_agent_loop
         self.prompt_key: str = config.prompt_key
         self.max_prompt_length: int = config.max_prompt_length
         self.truncation: str = config.truncation
@@ -92,29 +103,51 @@ class RLHFDataset(Dataset):
         """One row for the agent loop.
 
         Returns:
-            ``raw_prompt`` (message list), ``data_source``, ``reward_model``, ``extra_info``, ``index`` (row number over
-            all files, before filtering), ``dummy_tensor`` ``(1,)`` uint8, and the row's other columns.
+            ``raw_prompt`` (message list), ``data_source``, ``reward_model``, ``extra_info`` (its ``index`` is the row's
+            own, or that of this dataset), ``tools_kwargs`` and ``interaction_kwargs`` out of it, ``multi_modal_data``
+            (``images``, ``videos``, ``audios``, where the row has some; opaque), ``index`` (row number over all files,
+            before filtering), ``dummy_tensor`` ``(1,)`` uint8, and the row's other columns.
         """
         index = self._kept[item]
         row = dict(self._rows[index])
         raw_prompt = row.pop(self.prompt_key)
+        extra_info = {"index": index, **(row.pop("extra_info", None) or {})}
+        media = {name: row.pop(name, None) for name in MULTI_MODAL}
         known = {
             "raw_prompt": raw_prompt,
             "data_source": row.pop("data_source", None),
             "reward_model": row.pop("reward_model", None) or {},
-            "extra_info": row.pop("extra_info", None) or {},
+            "extra_info": extra_info,
+            "tools_kwargs": extra_info.get("tools_kwargs") or {},
+            "interaction_kwargs": extra_info.get("interaction_kwargs") or {},
+            "multi_modal_data": {name: objects for name, objects in media.items() if objects},
             "index": index,
             "dummy_tensor": torch.zeros(1, dtype=torch.uint8),
         }
+        if extra_info.get("need_tools_kwargs") and not known["tools_kwargs"]:
+            name, place = self._places[index]
+            logger.warning("%s: row %d has need_tools_kwargs and no tools_kwargs", name, place)
         return {**row, **known}
 
     def prompt_length(self, index: int) -> int:
         """Tokens of row ``index``'s prompt after the chat template."""
-        messages = self._rows[index][self.prompt_key]
+        row = self._rows[index]
         tokens = self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=True, return_dict=False, **self.template_kwargs
+            row[self.prompt_key],
+            tools=self._tools_of(row),
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=False,
+            **self.template_kwargs,
         )
         return len(tokens)
+
+    def _tools_of(self, row: Row) -> list[Mapping[str, Any]] | None:
+        """Schemas the tool agent loop gives the template for a row; None for a row of another loop."""
+        if (row.get("agent_name") or self.default_agent_loop) != "tool_agent":
+            return None
+        selected = (row.get("extra_info") or {}).get("tool_selection") or self.tool_schemas
+        return [self.tool_schemas[name] for name in selected if name in self.tool_schemas] or None
 
     def _check_length(self, index: int) -> None:
         tokens = self.prompt_length(index)

@@ -1,6 +1,6 @@
 """Where the model comes from: built in, an installed package, or a local folder. Never the network.
 
-``tiny`` and ``smollm2`` are made once, into ``$XDG_CACHE_HOME/rl-lineage`` (``~/.cache/rl-lineage``).
+``tiny``, ``tiny_tools`` and ``smollm2`` are made once, into ``$XDG_CACHE_HOME/rl-lineage`` (``~/.cache/rl-lineage``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import hashlib
 import importlib.util
 import os
 import shutil
-import string
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,13 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from lineage.hooks import UserError, first_line
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_TINY_SEED = 0
 _REVISION = "1"  # raise it when the files made below change: old caches are then left alone
-_SPECIAL = ("<pad>", "<unk>", "<|im_start|>", "<|im_end|>")
-_CHAT_TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 class ModelError(UserError):
@@ -44,7 +37,7 @@ class ModelSource:
     """A model on disk.
 
     Attributes:
-        name: ``tiny``, ``smollm2`` or the folder as the user gave it.
+        name: ``tiny``, ``tiny_tools``, ``smollm2`` or the folder as the user gave it.
         folder: Hugging Face folder with the weights.
         tokenizer_folder: folder with the tokenizer.
     """
@@ -158,7 +151,7 @@ def cache_folder() -> Path:
 
 
 def _makers() -> dict[str, Callable[[Path], None]]:
-    return {"tiny": _make_tiny, "smollm2": _make_smollm2}
+    return {"tiny": _make_tiny, "tiny_tools": _make_tiny_tools, "smollm2": _make_smollm2}
 
 
 def _made_folder(name: str) -> Path:
@@ -185,43 +178,15 @@ def _cached(name: str, make: Callable[[Path], None]) -> Path:
 
 
 def _make_tiny(folder: Path) -> None:
-    """A random Qwen3 of about 85 thousand parameters with one token a printable character."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from lineage.trainer.tiny import make_tiny
 
-    characters = [*string.digits, *string.ascii_letters, *string.punctuation, " ", "\n"]
-    vocabulary = {token: place for place, token in enumerate([*_SPECIAL, *characters])}
-    characters_only = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    characters_only.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    characters_only.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=characters_only,
-        pad_token="<pad>",
-        unk_token="<unk>",
-        eos_token="<|im_end|>",
-        additional_special_tokens=["<|im_start|>"],
-        clean_up_tokenization_spaces=False,
-    )
-    tokenizer.chat_template = _CHAT_TEMPLATE
-    config = Qwen3Config(
-        vocab_size=len(vocabulary),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=2048,
-        tie_word_embeddings=False,
-        eos_token_id=vocabulary["<|im_end|>"],
-        pad_token_id=vocabulary["<pad>"],
-        bos_token_id=None,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_TINY_SEED)
-        model = Qwen3ForCausalLM(config).to(torch.float32)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    make_tiny(folder)
+
+
+def _make_tiny_tools(folder: Path) -> None:
+    from lineage.trainer.tiny import make_tiny_tools
+
+    make_tiny_tools(folder)
 
 
 def _make_smollm2(folder: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from lineage.hooks import UserError
 from lineage.trainer.config import compose
 from lineage.trainer.dataset import DatasetError, RLHFDataset, collate_fn, make_dataloader
+from lineage.trainer.tools import Calculator, Lookup
 
 ROWS = [
     {
@@ -62,6 +63,55 @@ def test_every_file_kind_gives_verls_row(tmp_path, read, name):
     assert row["index"] == 2
     assert row["agent_name"] == "single_turn_agent"
     assert torch.equal(row["dummy_tensor"], torch.zeros(1, dtype=torch.uint8))
+
+
+def test_a_row_of_tools_carries_what_its_session_needs(tmp_path, read):
+    """tools_kwargs and interaction_kwargs of extra_info are columns of their own, empty where a row has none."""
+    lookup = {"lookup": {"create_kwargs": {"table": {"kiwi": "3"}}}}
+    tools = {"agent_name": "tool_agent", "extra_info": {"tools_kwargs": lookup, "interaction_kwargs": {"name": "user"}}}
+    data = read(write(tmp_path / "a.json", [{**ROWS[0], **tools}, ROWS[1]]))
+    assert (data[0]["tools_kwargs"], data[0]["interaction_kwargs"]) == (lookup, {"name": "user"})
+    assert (data[1]["tools_kwargs"], data[1]["interaction_kwargs"]) == ({}, {})
+    assert data[0]["extra_info"] == {**tools["extra_info"], "index": 0}
+    batch = collate_fn([data[0], data[1]])
+    assert batch["agent_name"].tolist() == ["tool_agent", "single_turn_agent"]
+    assert batch["tools_kwargs"].tolist() == [lookup, {}]
+
+
+def test_missing_tools_kwargs_are_said(tmp_path, read, caplog):
+    """A row that says it needs them and has none is warned of, by file and row."""
+    needy = {**ROWS[0], "extra_info": {"need_tools_kwargs": True}}
+    read(write(tmp_path / "a.json", [ROWS[1], needy]))[1]
+    assert "a.json: row 1 has need_tools_kwargs and no tools_kwargs" in caplog.text
+
+
+def test_media_go_with_the_row_unseen(tmp_path, read):
+    """images, videos and audios (synthetic here) become multi_modal_data: the objects as they are."""
+    picture = {"synthetic": True, "pixels": [1, 2]}
+    data = read(write(tmp_path / "a.json", [{**ROWS[0], "images": [picture], "videos": []}, ROWS[1]]))
+    assert data[0]["multi_modal_data"] == {"images": [picture]}
+    assert data[1]["multi_modal_data"] == {}
+    assert not {"images", "videos"} & data[0].keys()
+    column = collate_fn([data[0], data[1]])["multi_modal_data"]
+    assert (column.dtype, column.tolist()) == (np.dtype(object), [{"images": [picture]}, {}])
+
+
+def test_a_prompt_is_measured_with_the_tools_it_will_show(tool_tokenizer):
+    """Rows of the tool agent are as long as its loop makes them; tool_selection and other loops show less."""
+    schemas = {tool.name: tool.tool_schema for tool in (Calculator(), Lookup())}
+    rows = RLHFDataset(
+        ["builtin:lookup", "builtin:add"],
+        tool_tokenizer,
+        compose([]).data,
+        seed=1,
+        max_samples=-1,
+        tool_schemas=schemas,
+    )
+    bare, length = rows.prompt_length(64), rows.prompt_length(0)
+    rows._rows[0]["extra_info"]["tool_selection"] = ["lookup"]
+    assert rows.prompt_length(0) < length
+    rows._rows[64]["agent_name"] = "tool_agent"
+    assert rows.prompt_length(64) > bare
 
 
 def test_several_files_are_one_dataset(tmp_path, read):

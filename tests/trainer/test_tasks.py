@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 
 import pytest
 
 from lineage.hooks import MissingExtraError
+from lineage.trainer.reward import scorer_of
 from lineage.trainer.tasks import TaskError, builtin, gym, is_task, make_rows
+from lineage.trainer.tools import Calculator, Lookup
 
-TASKS = ["builtin:digits", "builtin:add", "reasoning_gym:basic_arithmetic"]
+TASKS = ["builtin:digits", "builtin:add", "builtin:calculator", "builtin:lookup", "reasoning_gym:basic_arithmetic"]
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -62,7 +65,7 @@ def test_mathematical_tasks_exist():
     ("name", "expected"),
     [
         ("builtin:digit", "did you mean builtin:digits?"),
-        ("builtin:zzz", "known: add, digits"),
+        ("builtin:zzz", "known: add, calculator, digits, lookup"),
         ("reasoning_gym:basic_arithmetics", "did you mean reasoning_gym:basic_arithmetic"),
     ],
 )
@@ -93,3 +96,51 @@ def test_is_task_knows_a_task_from_a_file():
     assert not is_task("builtin")
     assert not is_task("/data/train.parquet")
     assert not is_task("C:/train.parquet")
+
+
+def ask(tool, kwargs, **arguments):
+    """What a tool says in a call, given the row's ``tools_kwargs``."""
+
+    async def call():
+        instance_id, _ = await tool.create(**kwargs.get(tool.name, {}))
+        return (await tool.execute(instance_id, arguments))[0].text
+
+    return asyncio.run(call())
+
+
+@pytest.mark.parametrize(
+    ("task", "tool", "parameter"), [("calculator", Calculator(), "expression"), ("lookup", Lookup(), "key")]
+)
+def test_the_tool_knows_the_ground_truth(task, tool, parameter):
+    """Every row goes to the tool agent, and its question put to the tool gives the ground truth."""
+    for row in make_rows(f"builtin:{task}", 8, seed=2):
+        extra = row["extra_info"]
+        assert row["agent_name"] == "tool_agent"
+        assert extra["need_tools_kwargs"] == bool(extra["tools_kwargs"])
+        assert extra["interaction_kwargs"] == {}
+        argument = row["prompt"][0]["content"].removesuffix("=?")
+        assert ask(tool, extra["tools_kwargs"], **{parameter: argument}) == row["reward_model"]["ground_truth"]
+        assert row["reward_model"]["ground_truth"] not in argument
+
+
+CALL = '<tool_call>{"name": "lookup", "arguments": {"key": "pilak"}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("solution", "score"),
+    [
+        (f"{CALL}user\n<tool_response>681</tool_response>assistant\n681", 1.0),
+        (f"{CALL}\nuser\n<tool_response>\n681\n</tool_response>\nassistant\n681\n", 1.0),
+        (f"{CALL}user\n<tool_response>681</tool_response>assistant\n618", 0.5),
+        (f"{CALL}user\n<tool_response>no key pilok</tool_response>assistant\n618", 0.25),
+        (CALL, 0.25),
+        ("681", 0.5),
+        ('<tool_call>{"name": "calculator", "arguments": {"expression": "1"}}</tool_call>', 0.0),
+        ('<tool_call>{"name": "lookup", "arguments": "pilak"}</tool_call>', 0.0),
+        ('<tool_call>{"name": "lookup", "arguments": {"key": "pilak"}</tool_call>', 0.0),
+        ("", 0.0),
+    ],
+)
+def test_tool_use_score_is_dense(solution, score):
+    """A quarter for a well-formed call, a quarter for the tool's right answer, half for the policy's."""
+    assert scorer_of("builtin/lookup")("builtin/lookup", solution, "681", {}) == score

@@ -2,7 +2,8 @@
 
 ``digits`` asks for one digit over and over. Its score is the share of characters that are digits, half, plus the share
 that are the digit asked for, half: dense enough that a random model of 85 thousand parameters moves within tens of
-steps. ``add`` asks for the sum of two one-digit numbers and is scored by exact match.
+steps. ``add`` asks for the sum of two one-digit numbers and is scored by exact match. ``calculator`` and ``lookup``
+need a tool (``tool_use``).
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from lineage.trainer.tasks import tool_use
+
 Row = dict[str, Any]
 
 ROWS = 64
@@ -18,12 +21,14 @@ ROWS = 64
 
 def names() -> list[str]:
     """Every task of this source."""
-    return list(_TASKS)
+    return [*_TASKS, *tool_use.QUESTIONS]
 
 
 def make(task: str, size: int, seed: int) -> list[Row]:
     """``size`` rows of a task."""
     draw = random.Random(f"builtin:{task}:{seed}")
+    if task in tool_use.QUESTIONS:
+        return [_tool_row(task, index, tool_use.QUESTIONS[task](draw)) for index in range(size)]
     return [_row(task, index, *_TASKS[task](draw)) for index in range(size)]
 
 
@@ -43,6 +48,12 @@ def _row(task: str, index: int, question: str, answer: str) -> Row:
         "reward_model": {"style": "rule", "ground_truth": answer},
         "extra_info": {"index": index, "split": "train"},
     }
+
+
+def _tool_row(task: str, index: int, question: tool_use.ToolQuestion) -> Row:
+    row = _row(task, index, question.text, question.answer)
+    fields = question.row_fields()
+    return {**row, **fields, "extra_info": {**row["extra_info"], **fields["extra_info"]}}
 
 
 def _digits(draw: random.Random) -> tuple[str, str]:
