@@ -14,13 +14,18 @@ from lineage.trainer.agent_loop import (
     AgentLoopWorker,
     LoopContext,
     Session,
+    SessionError,
     agent_loop,
+    agent_loop_manager_class,
     register,
+    register_agent_loops,
 )
+from lineage.trainer.agent_loop import registry as loops
 from lineage.trainer.agent_loop.base import fit_prompt
-from lineage.trainer.agent_loop.postprocess import SessionError, check_outputs
+from lineage.trainer.agent_loop.postprocess import check_outputs
 from lineage.trainer.protocol import DataProto, lengths_of, object_array
 from lineage.trainer.queue import LocalTransferQueue
+from lineage.trainer.reward import Score
 from lineage.trainer.rollout.base import SamplingParams, TokenOutput
 
 
@@ -44,7 +49,7 @@ class LengthScorer:
 
     async def compute_score(self, key, response_ids, row):
         self.keys.append(key)
-        return float(len(response_ids))
+        return Score(float(len(response_ids)), {"tokens": len(response_ids)})
 
 
 @register("test_two_outputs")
@@ -69,10 +74,21 @@ class SessionOneFails(AgentLoopBase):
         return AgentLoopOutput([1], [2], [1], [-0.1])
 
 
-def run(tokenizer, *, uids=("a", "b"), sessions=2, scorer=None, rollout=None, workers=1, **columns):
+def run(
+    tokenizer,
+    *,
+    uids=("a", "b"),
+    sessions=2,
+    scorer=None,
+    rollout=None,
+    workers=1,
+    prompt_length=64,
+    manager=AgentLoopManager,
+    **columns,
+):
     """Run prompts through workers; returns the queue."""
     queue = LocalTransferQueue()
-    context = LoopContext(rollout or EchoRollout(), tokenizer, prompt_length=64, response_length=8)
+    context = LoopContext(rollout or EchoRollout(), tokenizer, prompt_length=prompt_length, response_length=8)
     made = [
         AgentLoopWorker(queue, context, scorer, default_agent_loop="single_turn_agent", seed=7) for _ in range(workers)
     ]
@@ -83,11 +99,11 @@ def run(tokenizer, *, uids=("a", "b"), sessions=2, scorer=None, rollout=None, wo
     batch = DataProto.from_dict(rows, meta)
 
     async def go():
-        manager = AgentLoopManager(made)
-        manager.generate_sequences(batch)
-        assert manager.running
-        await manager.join()
-        assert not manager.running
+        runs = manager(made)
+        runs.generate_sequences(batch)
+        assert runs.running
+        await runs.join()
+        assert not runs.running
 
     try:
         asyncio.run(go())
@@ -178,7 +194,7 @@ def test_long_prompts_are_cut_as_asked(truncation, kept):
 
 def test_long_prompt_under_error_says_what_to_set():
     """truncation=error is one line with the ways out."""
-    with pytest.raises(AgentLoopError, match=r"data\.max_prompt_length=3.*filter_overlong_prompts"):
+    with pytest.raises(SessionError, match=r"data\.max_prompt_length=3: raise it or set data\.truncation"):
         fit_prompt([1, 2, 3, 4], 3, "error", "u")
 
 
@@ -209,3 +225,138 @@ def test_log_probs_on_some_outputs_only_fail_the_group(tokenizer):
     held = run(tokenizer, uids=["a"], agent_name=["test_log_probs_sometimes"]).kv_list("train")["train"]
     assert held["a"]["status"] == "failure"
     assert "response_logprobs" in held["a"]["error"]
+
+
+# ------------------------------------------------------------------------------------------------ loops of one's own
+
+OWN = """
+from lineage.trainer.agent_loop import AgentLoopBase, AgentLoopManager, AgentLoopOutput
+
+class Fixed(AgentLoopBase):
+    def __init__(self, context, session, *, token=9, times=1):
+        super().__init__(context, session)
+        self.answer = [token] * times
+
+    async def run(self, sampling_params, **row):
+        return AgentLoopOutput([1], self.answer, [1] * len(self.answer), [-0.1] * len(self.answer))
+
+class Backwards(AgentLoopManager):
+    def generate_sequences(self, batch):
+        for row in reversed(range(len(batch))):
+            self.start(self.workers[0], batch[[row]])
+
+class Half:
+    def generate_sequences(self, batch):
+        pass
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A file with a loop and a manager of the user's; the current folder is its own, and loops are forgotten again."""
+    path = tmp_path / "own_loops.py"
+    path.write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(loops, "AGENT_LOOPS", dict(loops.AGENT_LOOPS))
+    return path
+
+
+def test_a_row_may_name_a_class(tokenizer, own):
+    """agent_name takes module.Class and file.py:Class beside registered names; a missing one is the default loop."""
+    names = [f"{own}:Fixed", "own_loops.Fixed", None, float("nan"), "single_turn_agent"]
+    queue = run(tokenizer, uids="abcde", sessions=1, agent_name=names)
+    answers = [queue.kv_batch_get([f"{uid}_0_0"], "train")["responses"].unbind()[0].tolist() for uid in "abcde"]
+    assert answers[:2] == [[9], [9]]
+    assert answers[2] == answers[3] == answers[4] != [9]
+
+
+def test_loops_of_a_file_take_its_arguments(tokenizer, own):
+    """Each entry of agent_loop_config_path is a name, a class and its keyword arguments."""
+    own.with_name("loops.yaml").write_text(
+        "- {name: twice, _target_: own_loops.Fixed, times: 2}\n"
+        f"- {{name: thrice, _target_: '{own}:Fixed', token: 4, times: 3}}\n"
+    )
+    register_agent_loops("loops.yaml")
+    queue = run(tokenizer, uids="ab", sessions=1, agent_name=["twice", "thrice"])
+    data = queue.kv_batch_get(["a_0_0", "b_0_0"], "train")["responses"]
+    assert [row.tolist() for row in data.unbind()] == [[9, 9], [4, 4, 4]]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, "no such file"),
+        ("{", "not readable YAML"),
+        ("name: x", "a list of {name, _target_} is needed"),
+        ("- {name: x}", "entry 1 needs name and _target_"),
+        ("- {name: x, _target_: nothing.Fixed}", "ModuleNotFoundError: No module named 'nothing'"),
+        ("- {name: x, _target_: own_loops.Absent}", "own_loops has no class Absent; it has: AgentLoopBase, Fixed"),
+        ("- {name: x, _target_: own_loops.Half}", "Half is not a AgentLoopBase"),
+        ("- {name: x, _target_: Fixed}", "neither package.module.Class nor file.py:Class"),
+        ("- {name: x, _target_: 'absent.py:Fixed'}", "no such file"),
+        ("- {name: x, _target_: own_loops.Fixed, size: 2}", "Fixed got an unexpected keyword argument 'size'"),
+        ("- {name: x, _target_: '${oc.env:NO_SUCH_VARIABLE_HERE}'}", "not readable YAML"),
+    ],
+)
+def test_a_file_of_loops_that_cannot_be_used_is_one_line(own, text, expected):
+    """The error names the setting, the entry and what is wrong."""
+    if text is not None:
+        own.with_name("loops.yaml").write_text(text)
+    with pytest.raises(AgentLoopError) as caught:
+        register_agent_loops("loops.yaml")
+    assert expected in str(caught.value)
+    assert str(caught.value).startswith("actor_rollout_ref.rollout.agent.agent_loop_config_path=loops.yaml: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_error_in_the_users_file_is_one_line(own):
+    """A file that fails to run is reported with its error, and again when it is asked for again."""
+    own.with_name("broken.py").write_text("1 / 0")
+    for _ in range(2):
+        with pytest.raises(AgentLoopError, match=r"agent_name=broken\.py:Loop: ZeroDivisionError: division by zero"):
+            agent_loop("broken.py:Loop")
+
+
+def test_a_manager_of_ones_own(tokenizer, own):
+    """agent_loop_manager_class names it; what it does not define it has from AgentLoopManager."""
+    assert agent_loop_manager_class(None) is AgentLoopManager
+    queue = run(tokenizer, uids="abc", sessions=1, manager=agent_loop_manager_class(f"{own}:Backwards"))
+    held = queue.kv_list("train")["train"]
+    assert [key for key in held if "_" not in key] == ["c", "b", "a"]
+    assert all(held[uid]["status"] == "finished" for uid in "abc")
+    with pytest.raises(AgentLoopError, match=r"Half has no running, join, cancel; subclass .*AgentLoopManager"):
+        agent_loop_manager_class("own_loops.Half")
+
+
+# ---------------------------------------------------------------------------------------------------- built-in loops
+
+
+def test_the_revision_has_the_draft_in_its_prompt(tokenizer):
+    """draft_revise_agent returns two outputs; the second prompt is the first, the draft and the instruction."""
+    rollout = EchoRollout()
+    queue = run(tokenizer, uids=["a"], sessions=1, rollout=rollout, agent_name=["draft_revise_agent"])
+    assert list(rollout.requests) == ["a_0_0", "a_0_1"]
+    prompts = queue.kv_batch_get(["a_0_0", "a_0_1"], "train")["prompts"].unbind()
+    draft = queue.kv_batch_get(["a_0_0"], "train")["responses"].unbind()[0]
+    text = tokenizer.decode(draft, skip_special_tokens=True)
+    messages = [{"role": "user", "content": "say a"}, {"role": "assistant", "content": text}]
+    messages.append({"role": "user", "content": "Revise."})
+    expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert prompts[1].tolist() == list(expected)
+    assert [queue.kv_list("train")["train"][f"a_0_{index}"]["num_turns"] for index in (0, 1)] == [2, 4]
+
+
+def test_a_prompt_a_loop_makes_too_long_fails_its_group(tokenizer):
+    """truncation=error inside a loop is a failed session, not the end of the run."""
+    rows = {"agent_name": ["draft_revise_agent", "single_turn_agent"]}
+    held = run(tokenizer, sessions=1, prompt_length=24, **rows).kv_list("train")["train"]
+    assert (held["a"]["status"], held["b"]["status"]) == ("failure", "finished")
+    assert "SessionError: prompt a has" in held["a"]["error"]
+
+
+def test_what_the_scorer_says_beside_the_score_stays_with_the_outputs(tokenizer):
+    """reward_extra_info is on every output of the session, as in verl."""
+    queue = run(tokenizer, scorer=LengthScorer(), uids=["a"], sessions=1, agent_name=["test_two_outputs"])
+    extra = queue.kv_batch_get(["a_0_0", "a_0_1"], "train")["extra_fields"].tolist()
+    assert [fields["reward_extra_info"]["tokens"] for fields in extra] == [3, 3]
