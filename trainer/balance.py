@@ -55,20 +55,26 @@ def balance_rows(seq_lens: Sequence[int], dp_size: int) -> Balance:
     return Balance([row for part in new for row in part], before, after)
 
 
-def karmarkar_karp(costs: Sequence[int], parts: int) -> list[list[int]]:
-    """Split positions into ``parts`` sets of equal size with nearly equal total cost.
+def karmarkar_karp(costs: Sequence[int], parts: int, *, equal_size: bool = True) -> list[list[int]]:
+    """Split positions into ``parts`` sets with nearly equal total cost.
 
     The largest differencing method on tuples: start from groups of ``parts`` rows of neighbouring cost, one row a set,
     and keep merging the two most uneven states, the heaviest set of one with the lightest of the other.
+
+    Args:
+        equal_size: sets of equally many rows, whose number is then a multiple of ``parts``; else each state starts
+            from one row, and sets are even in cost alone.
 
     Returns:
         Positions of each set, rising inside a set.
     """
     by_cost = sorted(range(len(costs)), key=lambda row: (costs[row], row))
     heap: list[tuple[int, int, list[tuple[int, list[int]]]]] = []
-    for start in range(0, len(by_cost), parts):
-        state = [(costs[row], [row]) for row in by_cost[start : start + parts]]
-        _push(heap, start, state)
+    a_state = parts if equal_size else 1
+    for start in range(0, len(by_cost), a_state):
+        state = [(costs[row], [row]) for row in by_cost[start : start + a_state]]
+        empty: list[tuple[int, list[int]]] = [(0, []) for _ in range(parts - len(state))]
+        _push(heap, start, empty + state)
     serial = len(by_cost)
     while len(heap) > 1:
         _, _, one = heapq.heappop(heap)

@@ -6,6 +6,7 @@ Sources: verl ``metric_utils.compute_data_metrics``, ``compute_timing_metrics``,
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -94,6 +95,41 @@ def balance_metrics(loads_before: Sequence[int], loads_after: Sequence[int], len
         "global_seqlen/workload_spread": float(max(loads_before) - min(loads_before)),
         "global_seqlen/balanced_workload_spread": float(max(loads_after) - min(loads_after)),
     }
+
+
+# last words of names whose values hold for the whole step, and of those that count
+_LAST = ("lr", "valid", "step", "epoch")
+_SUMS = ("sum", "total", "samples", "steps")
+
+
+def aggregate_metrics(parts: Sequence[Mapping[str, float]], samples: Sequence[int]) -> dict[str, float]:
+    """Metrics of several batches as one (verl ``MetricsAggregator``): each by the rule its name asks for.
+
+    The greatest of a ``max``, the least of a ``min``, the sum of a count, the last of what holds for the whole step,
+    and the mean over samples of all else.
+
+    Args:
+        parts: metrics of each batch.
+        samples: real rows of each batch, the weights of the means.
+    """
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: _aggregate(name, parts, samples) for name in names}
+
+
+def _aggregate(name: str, parts: Sequence[Mapping[str, float]], samples: Sequence[int]) -> float:
+    found = [(part[name], count) for part, count in zip(parts, samples, strict=True) if name in part]
+    values = [value for value, _ in found]
+    words = re.split("[/_]", name)
+    if words[-1] in _LAST:
+        return values[-1]
+    if "max" in words:
+        return max(values)
+    if "min" in words:
+        return min(values)
+    if words[-1] in _SUMS:
+        return sum(values)
+    weight = sum(count for _, count in found)
+    return sum(value * count for value, count in found) / weight if weight else sum(values) / len(values)
 
 
 def mean_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

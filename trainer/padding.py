@@ -1,4 +1,4 @@
-"""Padding rows: what brings a batch to the multiple that mini-batches and ranks need.
+"""Padding rows: what brings a batch to the multiple that mini-batches and ranks need (``batch_sizes``).
 
 The first half of verl's ``_balance_batch`` (``upsample_batch_to_divisible_size``). A padding row trains nothing: its
 mask and reward are 0, its group is its own, its tag says ``is_padding``. It has every field of a real row, because a
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,18 +17,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 from torch import Tensor
 
-from lineage.trainer.protocol import nested_from_list
-
-
-def required_multiple(mini_batch_rows: int, dp_size: int) -> int:
-    """Rows a batch must be a multiple of: whole mini-batches, and equal shares for every rank."""
-    return math.lcm(mini_batch_rows, dp_size)
-
-
-def missing_rows(rows: int, multiple: int) -> int:
-    """Padding rows that bring ``rows`` up to the next multiple."""
-    return -rows % multiple
-
+from lineage.trainer.protocol import nested_from_list, nested_tokens_last
 
 PAD_PROMPT_TOKENS = 1
 # Two, because no session can end on two: the first eos ends it. A padding row then never equals a real one.
@@ -45,14 +33,18 @@ class PaddingRows:
     tags: list[dict[str, Any]]
 
 
-def padding_rows(count: int, like: Mapping[str, Any], *, seed: int, global_steps: int) -> PaddingRows:
+def padding_rows(
+    count: int, like: Mapping[str, Any], *, seed: int, global_steps: int, sub_step: int = 0
+) -> PaddingRows:
     """Keys and tags of ``count`` padding rows: one group ``pad<hex>`` of its own, sessions 0..count-1.
 
     Args:
         like: tags of a real row; version tags are copied so that a version check sees no foreign step.
-        seed: the run's seed; the uid follows from it and the step, so two runs agree.
+        seed: the run's seed; the uid follows from it, the step and the sub-step, so two runs agree.
+        sub_step: batch of the step the rows are for; two of them live in the queue together.
     """
-    digest = hashlib.blake2b(f"{seed}/{global_steps}/padding".encode(), digest_size=16).hexdigest()
+    named = f"{seed}/{global_steps}/{sub_step}/padding"
+    digest = hashlib.blake2b(named.encode(), digest_size=16).hexdigest()
     uid = f"pad{digest}"
     tag = {
         **like,
@@ -78,7 +70,7 @@ def padding_fields(like: TensorDict, rows: PaddingRows, eos_token_id: int) -> Te
         "responses": response,
         "input_ids": sequence,
         "attention_mask": torch.ones_like(sequence),
-        "position_ids": torch.arange(len(sequence)),
+        "position_ids": _positions(like, len(sequence)),
         "response_mask": torch.zeros_like(response),
         "loss_mask": torch.zeros_like(response),
         "rm_scores": torch.zeros(PAD_RESPONSE_TOKENS),
@@ -86,19 +78,31 @@ def padding_fields(like: TensorDict, rows: PaddingRows, eos_token_id: int) -> Te
         "uid": rows.uid,
         "raw_prompt": [],
         "data_source": "",
+        "reward_model": {},
+        "extra_info": {},
         "extra_fields": {},
         "multi_modal_inputs": {},
     }
     count = len(rows.keys)
     columns = {name: _repeat(known.get(name, _blank(like.get(name))), count) for name in like.keys()}  # noqa: SIM118
+    if "position_ids" in columns:
+        columns["position_ids"] = nested_tokens_last([known["position_ids"]] * count)
     return TensorDict(columns, batch_size=[count])
 
 
+def _positions(like: TensorDict, length: int) -> Tensor:
+    """0, 1, 2, ... on each axis that a real row has: ``(length,)`` or ``(k, length)``."""
+    positions = torch.arange(length)
+    real = like.get("position_ids")
+    return positions if real is None or real.dim() < 3 else positions.expand(real.shape[1], -1)
+
+
 def _blank(column: Any) -> Any:
-    """A row of the column's kind without content."""
-    if not isinstance(column, Tensor):
-        return column.tolist()[0]
-    return torch.zeros_like(column.unbind()[0])
+    """A row of the column's kind without content: nothing a real row says may be said by padding."""
+    if isinstance(column, Tensor):
+        return torch.zeros_like(column.unbind()[0])
+    (value,) = column.tolist()
+    return type(value)() if isinstance(value, str | bool | int | float | list | dict) else None
 
 
 def _repeat(value: Any, count: int) -> Any:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,12 +19,15 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lineage import hooks
-from lineage.hooks import LossTerm, Optim, Topology, Weights
+from lineage.hooks import Optim, Topology, Weights
 from lineage.trainer.log_prob import TokenScores, pad_rows, response_windows, score_tokens
-from lineage.trainer.loss import Aggregated, MiniBatch, aggregate, compute_policy_loss, kl_penalty
+from lineage.trainer.loss import MiniBatch
 from lineage.trainer.metrics import mean_metrics
+from lineage.trainer.micro_batches import MicroBatchLimit
 from lineage.trainer.optim import build_optimizer, build_schedule
+from lineage.trainer.ppo_loss import MicroLoss, PolicyRows, bypass_metrics, loss_metrics, ppo_loss
 from lineage.trainer.protocol import lengths_of, padded_to_nested
+from lineage.trainer.rollout_correction import rejected_rows
 
 logger = logging.getLogger(__name__)
 
@@ -79,19 +82,23 @@ class UpdatePlan:
 
     Attributes:
         mini_batch_size: rows of a mini-batch over all ranks: M x G.
-        micro_batch_size: rows of one forward pass; None takes a rank's whole share.
+        micro_batches: what one forward pass holds.
         epochs: passes over the batch.
         temperature: the sampler's.
         shuffle_seed: seed of the order of rows inside each rank, None keeps the order.
-        version: version of the weights before the update.
+        version: version of the weights before the training step.
+        first_update: optimiser steps that came before in the training step.
+        attrs: what the trace rows of the update say of it.
     """
 
     mini_batch_size: int
-    micro_batch_size: int | None
+    micro_batches: MicroBatchLimit
     epochs: int
     temperature: float
     shuffle_seed: int | None
     version: int
+    first_update: int = 0
+    attrs: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -116,15 +123,27 @@ class TrainingWorker:
         topology: parallel layout the engine reports; its ``reported_dp`` ranks are played in turn.
         total_training_steps: length of the run, for the schedule.
         pad_token_id: fills ``input_ids`` on the right.
+        adapter: name of the module's adapter, for the trace; None without one.
+        bypass: ``algorithm.rollout_correction`` in bypass mode, else None.
     """
 
     def __init__(
-        self, module: nn.Module, config: Any, topology: Topology, *, total_training_steps: int, pad_token_id: int
+        self,
+        module: nn.Module,
+        config: Any,
+        topology: Topology,
+        *,
+        total_training_steps: int,
+        pad_token_id: int,
+        adapter: str | None = None,
+        bypass: Any = None,
     ) -> None:
         self.module = module
         self.config = config
         self.topology = topology
         self.pad_token_id = pad_token_id
+        self.adapter = adapter
+        self.bypass = bypass
         self.optimizer = build_optimizer(module, config.optim)
         self.scheduler = build_schedule(self.optimizer, config.optim, total_training_steps)
 
@@ -134,13 +153,14 @@ class TrainingWorker:
         return next(self.module.parameters()).device
 
     def infer_batch(
-        self, rows: SequenceRows, *, micro_batch_size: int | None, temperature: float, with_entropy: bool
+        self, rows: SequenceRows, *, micro_batches: MicroBatchLimit, temperature: float, with_entropy: bool
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Full-sequence log-probs and entropy of each row, no gradient (see ``log_prob``)."""
         return infer_rows(
             self.module,
             rows,
-            micro_batch_size=micro_batch_size,
+            micro_batches=micro_batches,
+            ranks=self.topology.reported_dp,
             temperature=temperature,
             with_entropy=with_entropy,
             pad_token_id=self.pad_token_id,
@@ -159,7 +179,7 @@ class TrainingWorker:
         parts: list[dict[str, float]] = []
         for epoch in range(plan.epochs):
             for index, shares in enumerate(self._mini_batches(len(rows), plan, epoch)):
-                place = Place(epoch, index, update_index=len(parts))
+                place = Place(epoch, index, update_index=plan.first_update + len(parts))
                 parts.append(self.train_batch([rows.select(share) for share in shares], plan, place))
         self.module.eval()
         metrics = mean_metrics(parts)
@@ -199,75 +219,50 @@ class TrainingWorker:
         """
         stage = hooks.current()
         keys = [key for share in shares for key in share.keys]
-        mini = MiniBatch(rows=len(keys), tokens=sum(sum(share.tokens) for share in shares))
-        attrs = {"global_batch_size": str(plan.mini_batch_size), "dp_size": str(len(shares))}
+        mini = MiniBatch.of(count for share in shares for count in share.tokens)
+        attrs = {**plan.attrs, "global_batch_size": str(plan.mini_batch_size), "dp_size": str(len(shares))}
         stage.split(keys, topology=self.topology, attrs=attrs, **place.context())
         self.optimizer.zero_grad(set_to_none=True)
-        micro, done = 0, []
-        for rank, share in enumerate(shares):
-            size = plan.micro_batch_size or len(share)
-            for start in range(0, len(share), size):
-                rows = share.select(range(start, min(start + size, len(share))))
+        micro, done = 0, list[_Done]()
+        for rank, positions in enumerate(plan.micro_batches.split([share.lengths("input_ids") for share in shares])):
+            for part in positions:
+                rows = shares[rank].select(part)
                 context = {**place.context(), "micro_batch": micro, "coord": {"dp": rank}}
-                stage.split(rows.keys, attrs=attrs, **context)
-                done.append((context, rows, self._backward(rows, plan, mini, context)))
+                size = plan.micro_batches.attrs(sum(rows.lengths("input_ids")))
+                stage.split(rows.keys, attrs={**attrs, **size}, **context)
+                done.append(self._backward(rows, plan, mini, context))
                 micro += 1
         return self._optimizer_step(done, plan, mini, place)
 
-    def _backward(
-        self, rows: SequenceRows, plan: UpdatePlan, mini: MiniBatch, context: dict[str, Any]
-    ) -> dict[str, tuple[float, Aggregated]]:
-        """Forward and backward of one micro-batch; returns its terms by name with the scale of each in the loss."""
-        config, mask = self.config, rows.padded("loss_mask")
+    def _backward(self, rows: SequenceRows, plan: UpdatePlan, mini: MiniBatch, context: dict[str, Any]) -> _Done:
+        """Forward and backward of one micro-batch."""
         response_lens = rows.lengths("loss_mask")
         prompt_lens = [all_ - own for all_, own in zip(rows.lengths("input_ids"), response_lens, strict=True)]
-        scores = _forward(self.module, rows, plan.temperature, bool(config.entropy_coeff), self.pad_token_id)
-        log_prob = response_windows(scores.log_probs, prompt_lens, response_lens)
-        old_log_prob = rows.padded("old_log_probs")
-        _record_forward(rows, log_prob, old_log_prob, mask, response_lens, context, plan.version)
-        policy = compute_policy_loss(
-            log_prob,
-            old_log_prob,
-            rows.padded("advantages"),
-            clip_ratio_low=config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low,
-            clip_ratio_high=config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high,
-            clip_ratio_c=config.clip_ratio_c,
+        scores = _forward(self.module, rows, plan.temperature, bool(self.config.entropy_coeff), self.pad_token_id)
+        entropy = scores.entropy
+        inputs = PolicyRows(
+            log_prob=response_windows(scores.log_probs, prompt_lens, response_lens),
+            old_log_prob=rows.padded("old_log_probs"),
+            advantages=rows.padded("advantages"),
+            mask=rows.padded("response_mask" if "response_mask" in rows.columns else "loss_mask"),
+            entropy=None if entropy is None else response_windows(entropy, prompt_lens, response_lens),
+            ref_log_prob=rows.padded("ref_log_prob") if self.config.use_kl_loss else None,
+            rollout_is_weights=rows.padded("rollout_is_weights") if "rollout_is_weights" in rows.columns else None,
         )
-
-        def total(matrix: Tensor) -> Aggregated:
-            return aggregate(matrix, mask, config.loss_agg_mode, mini)
-
-        terms = {"pg_loss": (1.0, total(policy.loss))}
-        if scores.entropy is not None:
-            entropy = response_windows(scores.entropy, prompt_lens, response_lens)
-            terms["entropy_loss"] = (-config.entropy_coeff, total(entropy))
-        if config.use_kl_loss:
-            kl = kl_penalty(log_prob, rows.padded("ref_log_prob"), config.kl_loss_type)
-            terms["kl_loss"] = (config.kl_loss_coef, total(kl))
-        loss: Tensor = sum((scale * term.value for scale, term in terms.values()), torch.zeros((), device=mask.device))
-        loss.backward()
-        with torch.no_grad():
-            watched = {
-                "pg_clipfrac": policy.clipped,
-                "pg_clipfrac_lower": policy.clipped_lower,
-                "ppo_kl": -policy.log_ratio,
-            }
-            token_mean = {name: aggregate(matrix, mask, "token-mean", mini) for name, matrix in watched.items()}
-        return {**terms, **{name: (0.0, value) for name, value in token_mean.items()}}
+        loss = ppo_loss(self.config, inputs, mini, self.bypass)
+        _record_forward(rows, inputs, loss.policy_mask, context, plan, self.adapter)
+        loss.value.backward()
+        return _Done(context, loss, None if self.bypass is None else inputs.detached())
 
     def _optimizer_step(
-        self,
-        done: Sequence[tuple[dict[str, Any], SequenceRows, dict[str, tuple[float, Aggregated]]]],
-        plan: UpdatePlan,
-        mini: MiniBatch,
-        place: Place,
+        self, done: Sequence[_Done], plan: UpdatePlan, mini: MiniBatch, place: Place
     ) -> dict[str, float]:
         """Clip, step unless the gradient is not finite, and report the mini-batch's terms."""
         clip = self.config.grad_clip
         norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), clip)
         # one copy to the host for the norm and every term of every micro-batch
-        flat = [term.numerator.detach() for _, _, terms in done for _, term in terms.values()]
-        grad_norm, *numerators = torch.stack([norm.detach(), *flat]).double().tolist()
+        flat = [scalar for micro in done for scalar in micro.loss.scalars()]
+        grad_norm, *values = torch.stack([norm.detach(), *flat]).double().tolist()
         skipped = not math.isfinite(grad_norm) or mini.tokens == 0
         if skipped:
             why = "no token trains" if mini.tokens == 0 else f"gradient norm {grad_norm}"
@@ -275,23 +270,32 @@ class TrainingWorker:
         else:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        stage, totals, values = hooks.current(), dict[str, float](), iter(numerators)
-        for context, rows, terms in done:
-            for name, (scale, term) in terms.items():
-                numerator = next(values)
-                totals[name] = totals.get(name, 0.0) + numerator / term.denominator
-                if scale:
-                    mode = self.config.loss_agg_mode
-                    entry = LossTerm(name, mode, numerator, term.denominator, scale, len(rows), sum(rows.tokens))
-                    stage.loss(entry, **context)
+        stage, host = hooks.current(), iter(values)
+        read = [micro.loss.read(host) for micro in done]
+        for micro, (terms, _) in zip(done, read, strict=True):
+            for term in terms:
+                stage.loss(term, **micro.context)
         lr = float(self.optimizer.param_groups[0]["lr"])
         stage.optim_step(
             Optim(lr=lr, grad_norm=grad_norm, clip=clip, skipped=skipped),
-            weights=Weights(plan.version + 1, "actor", training=True),
+            weights=Weights(plan.version + 1, "actor", adapter=self.adapter, training=True),
             **place.context(),
         )
-        metrics = {f"actor/{name}": value for name, value in totals.items()}
+        metrics = loss_metrics(read)
+        if self.bypass is not None:
+            metrics |= bypass_metrics([micro.inputs for micro in done if micro.inputs is not None], self.bypass)
+        if self.config.use_kl_loss:
+            metrics["actor/kl_coef"] = self.config.kl_loss_coef
         return {**metrics, "actor/grad_norm": grad_norm, "actor/skipped_steps": float(skipped)}
+
+
+@dataclass(frozen=True)
+class _Done:
+    """A micro-batch after its backward pass; ``inputs`` is kept where metrics are made of it."""
+
+    context: dict[str, Any]
+    loss: MicroLoss
+    inputs: PolicyRows | None
 
 
 @torch.no_grad()
@@ -299,23 +303,43 @@ def infer_rows(
     module: nn.Module,
     rows: SequenceRows,
     *,
-    micro_batch_size: int | None,
+    micro_batches: MicroBatchLimit,
+    ranks: int,
     temperature: float,
     with_entropy: bool,
     pad_token_id: int,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Score every row by micro-batches; entropy is an empty list when it was not asked for."""
-    log_probs: list[Tensor] = []
-    entropy: list[Tensor] = []
-    size = micro_batch_size or max(len(rows), 1)
-    for start in range(0, len(rows), size):
-        part = rows.select(range(start, min(start + size, len(rows))))
-        scores = _forward(module, part, temperature, with_entropy, pad_token_id)
+    """Score every row by the micro-batches of each rank; the values come back in the order of the rows.
+
+    Returns:
+        Log-probs and entropy, a tensor a row; entropy is an empty list when it was not asked for.
+    """
+    log_probs: dict[int, Tensor] = {}
+    entropy: dict[int, Tensor] = {}
+    for rank, number, places in _inference_batches(rows.lengths("input_ids"), micro_batches, ranks):
+        part = rows.select(places)
         lengths = part.lengths("input_ids")
-        log_probs += [_valid(row, length) for row, length in zip(scores.log_probs, lengths, strict=True)]
+        size = micro_batches.attrs(sum(lengths))
+        if size:
+            hooks.current().split(part.keys, attrs=size, micro_batch=number, coord={"dp": rank})
+        scores = _forward(module, part, temperature, with_entropy, pad_token_id)
+        log_probs |= zip(places, map(_valid, scores.log_probs, lengths), strict=True)
         if scores.entropy is not None:
-            entropy += [_valid(row, length) for row, length in zip(scores.entropy, lengths, strict=True)]
-    return log_probs, entropy
+            entropy |= zip(places, map(_valid, scores.entropy, lengths), strict=True)
+    return [log_probs[row] for row in sorted(log_probs)], [entropy[row] for row in sorted(entropy)]
+
+
+def _inference_batches(
+    seq_lens: list[int], micro_batches: MicroBatchLimit, ranks: int
+) -> Iterator[tuple[int, int, list[int]]]:
+    """Rank, number and row positions of each forward pass; a rank has a contiguous part of the rows, as dispatched."""
+    share = max(-(-len(seq_lens) // ranks), 1)
+    starts = range(0, len(seq_lens), share)
+    number = 0
+    for rank, parts in enumerate(micro_batches.split([seq_lens[start : start + share] for start in starts])):
+        for part in parts:
+            yield rank, number, [starts[rank] + place for place in part]
+            number += 1
 
 
 def _valid(row: Tensor, length: int) -> Tensor:
@@ -340,22 +364,26 @@ def _forward(
 
 def _record_forward(
     rows: SequenceRows,
-    log_prob: Tensor,
-    old_log_prob: Tensor,
-    mask: Tensor,
-    response_lens: list[int],
+    inputs: PolicyRows,
+    policy_mask: Tensor,
     context: dict[str, Any],
-    version: int,
+    plan: UpdatePlan,
+    adapter: str | None,
 ) -> None:
-    """Trace the policy's log-probs; before the first optimiser step they are the old ones computed again."""
+    """Trace the policy's log-probs; before the batch's first optimiser step they are the old ones computed again."""
     if not hooks.recorder().enabled:
         return
-    stage, lengths = hooks.current(), torch.tensor(response_lens, device=mask.device)
-    seen = padded_to_nested(log_prob.detach(), lengths)
-    nested_mask = padded_to_nested(mask, lengths)
-    at = Weights(version if context["update_index"] == 0 else version + 1, "actor", training=True)
+    stage, lengths = hooks.current(), torch.tensor(rows.lengths("loss_mask"), device=policy_mask.device)
+    seen = padded_to_nested(inputs.log_prob.detach(), lengths)
+    mask = padded_to_nested(inputs.mask, lengths)
+    version = plan.version + (context["update_index"] > 0)
+    at = Weights(version, "actor", adapter=adapter, training=True)
     context = {**context, "weights": at, "span": "response"}
-    stage.forward({"log_probs": seen}, keys=rows.keys, mask=nested_mask, **context)
-    if context["update_index"] == 0:
-        old = padded_to_nested(old_log_prob, lengths)
-        stage.compare("log_probs", seen, "old_log_probs", old, mask=nested_mask, keys=rows.keys, **context)
+    stage.forward({"log_probs": seen}, keys=rows.keys, mask=mask, **context)
+    if context["update_index"] == plan.first_update:
+        old = padded_to_nested(inputs.old_log_prob, lengths)
+        stage.compare("log_probs", seen, "old_log_probs", old, mask=mask, keys=rows.keys, **context)
+    if policy_mask is not inputs.mask:
+        kept = padded_to_nested(policy_mask, lengths)
+        reasons = rejected_rows(inputs.mask, policy_mask)
+        stage.forward({"response_mask": kept}, keys=rows.keys, columns={"reason": reasons}, **context)

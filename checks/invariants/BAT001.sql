@@ -17,7 +17,9 @@ with minis as (
     where stage = 'update_actor' and op = 'split' and micro_batch is null and mini_batch is not null
 ),
 ranks as (
-    select *, max(n) over (partition by run_id, global_steps, process, mini_batch, ppo_epoch) as largest
+    -- a step may be trained on in several batches, each dealt to the ranks by itself
+    select *,
+        max(n) over (partition by run_id, global_steps, process, mini_batch, ppo_epoch, attrs['sub_step']) as largest
     from events
     where stage = 'update_actor' and op = 'dispatch'
 )

@@ -19,6 +19,8 @@ with handed as (
     from events
     where entity = 'trajectory' and field = 'key'
         and ((stage = 'sample' and op = 'produce') or (stage = 'balance' and op = 'pad'))
+        -- a validation in the same step hands over rows that nobody reorders
+        and partition is distinct from 'val'
         and step_id in (select step_id from events where op = 'reorder' and field = 'key')
 )
 select c.step_id, c.id, c.is_padding, c.global_steps_tag, c.min_global_steps, c.max_global_steps,
@@ -31,6 +33,7 @@ with handed as (
     from events
     where entity = 'trajectory' and field = 'key'
         and ((stage = 'sample' and op = 'produce') or (stage = 'balance' and op = 'pad'))
+        and partition is distinct from 'val'
     group by step_id
 ),
 doubtful as (

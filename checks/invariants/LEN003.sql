@@ -17,7 +17,7 @@ join events as p
 where r.entity = 'trajectory' and r.field <> 'key' and r.n > 0
     and (
         (r.op = 'pad' and p.op in ('consume', 'produce', 'unpad', 'forward') and p.layout is distinct from 'dense')
-        or (r.op = 'unpad' and p.op in ('forward', 'pad'))
+        or (r.op = 'unpad' and p.op in ('forward', 'pad', 'score'))
         or (r.op = 'produce' and p.op = 'unpad')
     )
 group by r.rid;

@@ -11,16 +11,18 @@
 create or replace temp table padded as
 select distinct step_id from base where is_padding;
 insert into suspects
+-- a step may be trained on in several batches, each of keys of its own
 select max(rid)
 from events join padded using (step_id)
 where entity = 'trajectory' and field in ('token_level_rewards', 'advantages', 'returns') and op = 'forward'
     and stage = 'advantage'
-group by step_id, process, field;
+group by step_id, process, field, k;
 with handed as (
-    select distinct step_id, id from key_cells where op = 'produce' and stage = 'sample' and field = 'key'
+    select distinct step_id, id from key_cells
+    where op = 'produce' and stage = 'sample' and field = 'key' and partition is distinct from 'val'
 ),
 real as (
-    -- what the step was handed: a group left out on purpose, or lost, is in no metric
+    -- what the step was handed: a group left out on purpose, or lost, or a validation's, is in no metric
     select b.step_id, b.reward, b.response_len, b.prompt_len, b.num_turns
     from base as b join padded using (step_id)
     where not is_padding

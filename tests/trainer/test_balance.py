@@ -46,6 +46,16 @@ def test_differencing_makes_equal_sets(batch):
     assert sorted(row for rows in sets for row in rows) == list(range(len(costs)))
 
 
+@given(st.lists(st.integers(1, 2000), min_size=1, max_size=30), st.integers(1, 8))
+def test_differencing_without_equal_sizes_spreads_the_cost(costs, parts):
+    """Rows come once; a set is heavier than the mean by less than one row, the heaviest."""
+    sets = karmarkar_karp(costs, parts, equal_size=False)
+    assert len(sets) == parts
+    assert sorted(row for rows in sets for row in rows) == list(range(len(costs)))
+    heaviest = max(sum(costs[row] for row in rows) for rows in sets)
+    assert heaviest < sum(costs) / parts + max(costs)
+
+
 def test_balance_evens_out_sorted_rows():
     """Rows sorted by length, the worst order to cut in contiguous parts, become nearly even."""
     balance = balance_rows([10, 20, 30, 40, 50, 60, 70, 80], 2)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lineage.trainer.metrics import (
     DataRows,
     StepTimer,
+    aggregate_metrics,
     compute_data_metrics,
     compute_rollout_metrics,
     compute_throughput_metrics,
@@ -66,6 +69,36 @@ def test_throughput_is_tokens_by_rank_and_second():
 def test_mean_over_optimiser_steps():
     """A metric that only some steps have is averaged over those."""
     assert mean_metrics([{"a": 1.0}, {"a": 3.0, "b": 5.0}]) == {"a": 2.0, "b": 5.0}
+
+
+def test_metrics_of_several_batches_are_one_by_their_names():
+    """Means weigh by samples, counts add up, extremes stay extremes, and what holds for the step is the last."""
+    one = {"actor/pg_loss": 1.0, "global_seqlen/max": 9.0, "global_seqlen/min": 2.0, "actor/skipped_steps": 1.0}
+    two = {"actor/pg_loss": 4.0, "global_seqlen/max": 7.0, "global_seqlen/min": 1.0, "actor/skipped_steps": 2.0}
+    one["training/filter_groups/evicted_samples"] = 3.0
+    two["actor/lr"], one["actor/lr"] = 0.1, 0.2
+    assert aggregate_metrics([one, two], [2, 1]) == {
+        "actor/pg_loss": 2.0,
+        "global_seqlen/max": 9.0,
+        "global_seqlen/min": 1.0,
+        "actor/skipped_steps": 3.0,
+        "training/filter_groups/evicted_samples": 3.0,
+        "actor/lr": 0.1,
+    }
+
+
+def test_metrics_of_batches_without_a_real_row_are_a_plain_mean():
+    """No sample has a weight: the mean is that of the batches, not a division by zero."""
+    assert aggregate_metrics([{"actor/pg_loss": 1.0}, {"actor/pg_loss": 2.0}], [0, 0]) == {"actor/pg_loss": 1.5}
+
+
+@given(st.lists(st.tuples(st.floats(-9, 9), st.integers(1, 50)), min_size=1, max_size=4))
+def test_one_batch_and_equal_batches_keep_their_metrics(parts):
+    """The metrics of one batch are what they were, and a mean lies between those of its batches."""
+    values, samples = [value for value, _ in parts], [count for _, count in parts]
+    assert aggregate_metrics([{"actor/kl_loss": values[0]}], samples[:1])["actor/kl_loss"] == pytest.approx(values[0])
+    mean = aggregate_metrics([{"actor/kl_loss": value} for value in values], samples)["actor/kl_loss"]
+    assert min(values) - 1e-9 <= mean <= max(values) + 1e-9
 
 
 def test_timer_adds_up_by_name():

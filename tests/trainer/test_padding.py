@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 
 from lineage.hooks import parse_key
-from lineage.trainer.padding import missing_rows, padding_fields, padding_rows, required_multiple
+from lineage.trainer.padding import padding_fields, padding_rows
 from lineage.trainer.protocol import lengths_of, nested_from_list
 from lineage.trainer.queue import LocalTransferQueue
 
@@ -21,16 +19,6 @@ TAG = {
     "min_global_steps": 2,
     "max_global_steps": 2,
 }
-
-
-@given(st.integers(1, 200), st.integers(1, 24), st.integers(1, 8))
-def test_padding_reaches_the_next_multiple(rows, mini_batch, ranks):
-    """The padded batch divides into mini-batches and ranks, and no smaller padding would do."""
-    multiple = required_multiple(mini_batch, ranks)
-    missing = missing_rows(rows, multiple)
-    assert 0 <= missing < multiple
-    assert (rows + missing) % mini_batch == 0
-    assert (rows + missing) % ranks == 0
 
 
 def test_padding_rows_are_a_group_of_their_own():
@@ -47,10 +35,11 @@ def test_padding_rows_are_a_group_of_their_own():
 
 
 def test_padding_uid_follows_from_seed_and_step():
-    """Two runs of one seed make the same padding keys; another step makes others."""
+    """Two runs of one seed make the same padding keys; another step, or batch of a step, makes others."""
     again = padding_rows(2, TAG, seed=1, global_steps=5)
     assert padding_rows(2, TAG, seed=1, global_steps=5).keys == again.keys
     assert padding_rows(2, TAG, seed=1, global_steps=6).uid != again.uid
+    assert padding_rows(2, TAG, seed=1, global_steps=5, sub_step=1).uid != again.uid
 
 
 def test_padding_fields_have_every_field_and_no_weight():
@@ -66,6 +55,9 @@ def test_padding_fields_have_every_field_and_no_weight():
             "num_turns": torch.tensor([2]),
             "uid": NonTensorStack("a"),
             "custom": nested_from_list([torch.ones(4)]),
+            "reward_model": NonTensorStack({"ground_truth": "7"}),
+            "acc": NonTensorStack(1.0),
+            "verdict": NonTensorStack("right"),
         },
         batch_size=[1],
     )
@@ -77,6 +69,9 @@ def test_padding_fields_have_every_field_and_no_weight():
     for name in ("response_mask", "loss_mask", "rm_scores", "custom"):
         assert not fields[name].values().any()
     assert fields["uid"].tolist() == [rows.uid] * 2
+    assert fields["reward_model"].tolist() == [{}, {}]
+    assert fields["acc"].tolist() == [0.0, 0.0]
+    assert fields["verdict"].tolist() == ["", ""]
     assert fields["response_mask"].values().dtype == torch.int64
 
 

@@ -6,10 +6,23 @@ import asyncio
 import threading
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
 
 from lineage.hooks import UserError
 from lineage.trainer.config import compose
-from lineage.trainer.reward import SCORERS, RewardError, RewardLoopWorker, load_scorer, reward_manager, scorer_of
+from lineage.trainer.protocol import DataProto, nested_from_list, object_array, valid_mask
+from lineage.trainer.reward import (
+    SCORERS,
+    RewardError,
+    RewardLoopManager,
+    RewardLoopWorker,
+    load_scorer,
+    reward_manager,
+    scorer_of,
+)
 from lineage.trainer.reward.registry import DATA_SOURCES
 from lineage.trainer.tasks import make_rows
 
@@ -37,7 +50,7 @@ def score(tokenizer):
 
     def run(text, a_row, *overrides):
         manager = reward_manager(compose([f"reward.{override}" for override in overrides]).reward, tokenizer)
-        return asyncio.run(RewardLoopWorker(manager).compute_score("u_0_0", tokenizer(text)["input_ids"], a_row))
+        return asyncio.run(RewardLoopWorker(manager).compute_score("u_0_0", tokenizer(text)["input_ids"], a_row)).score
 
     return run
 
@@ -168,3 +181,147 @@ def test_a_ground_truth_that_is_no_mathematics_is_named(score):
     """math_verify refuses a ground truth it cannot read rather than scoring every answer 0."""
     with pytest.raises(RewardError, match="cannot read the ground truth 'a cat'"):
         score("5", row("openai/gsm8k", "a cat"))
+
+
+# ------------------------------------------------------------------------------------------------- colocated rewards
+
+
+def padded(tokenizer, texts, rows):
+    """Responses as ``compute_rm_score`` gets them: prompts of unequal length on the left, responses on the right."""
+    responses = [torch.tensor(tokenizer(text)["input_ids"]) for text in texts]
+    prompts = [torch.arange(1, 2 + place) for place in range(len(texts))]
+    nested = {"prompts": nested_from_list(prompts), "responses": nested_from_list(responses)}
+    data = DataProto.from_tensordict(TensorDict(nested, batch_size=[len(texts)]))
+    width, prompt_lens = data.batch["prompts"].shape[1], torch.tensor([len(row) for row in prompts])
+    mask = valid_mask(prompt_lens, width, side="left"), data.batch["responses"] != 0
+    data.batch["attention_mask"] = torch.cat(mask, dim=1).long()
+    for name in ("data_source", "reward_model", "extra_info"):
+        data.non_tensor_batch[name] = object_array([row[name] for row in rows])
+    return data
+
+
+@pytest.fixture(scope="module")
+def naive(tokenizer):
+    """The default reward manager."""
+    return reward_manager(compose([]).reward, tokenizer)
+
+
+@pytest.fixture
+def score_batch(tokenizer):
+    """Scores texts against rows in one batch."""
+
+    def run(texts, rows, *overrides):
+        manager = reward_manager(compose([f"reward.{override}" for override in overrides]).reward, tokenizer)
+        data = padded(tokenizer, texts, rows)
+        return asyncio.run(RewardLoopManager(manager, colocated=True).compute_rm_score(data))
+
+    return run
+
+
+def test_a_batch_is_scored_on_the_last_token_of_each_response(score_batch):
+    """Padding is not decoded, and each row's score stands where its response ends."""
+    result = score_batch(["5", "five 5", "55"], [row(), row(), row(truth="55")])
+    assert result.batch["rm_scores"].tolist() == [[1, 0, 0, 0, 0, 0], [0] * 6, [0, 1, 0, 0, 0, 0]]
+    assert result.meta_info["reward_extra_keys"] == ["score", "acc"]
+    assert result.non_tensor_batch["acc"].tolist() == [1.0, 0.0, 1.0]
+
+
+@given(st.lists(st.text("0123456789", min_size=1, max_size=9), min_size=1, max_size=6))
+@settings(max_examples=30, deadline=None)
+def test_a_batch_scores_as_the_agent_loop_does(naive, tokenizer, texts):
+    """Row by row the colocated path gives the session's score, whatever the lengths beside it."""
+    batch = padded(tokenizer, texts, [row()] * len(texts))
+    result = asyncio.run(RewardLoopManager(naive, colocated=True).compute_rm_score(batch))
+    alone = [asyncio.run(naive.run_single(tokenizer(text)["input_ids"], row())).score for text in texts]
+    assert result.batch["rm_scores"].sum(dim=1).tolist() == alone
+
+
+def test_who_scores_is_one_of_the_two(naive):
+    """A colocated manager has no scorer for the agent loop."""
+    assert RewardLoopManager(naive, colocated=True).session_scorer is None
+    assert RewardLoopManager(naive, colocated=False).session_scorer is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("breaks", "the scorer of a row of builtin/add raised ZeroDivisionError: division by zero"),
+        ("differs", "the scorer returned score for one row and note, score for another"),
+    ],
+)
+def test_a_batch_that_cannot_be_scored_is_one_line(score_batch, tmp_path, name, expected):
+    """A function that raises, or says more of one row than of another, ends the run with its name for it."""
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "def breaks(**arguments):\n    return 1 / 0\n\n"
+        "def differs(solution_str, **arguments):\n"
+        "    return {'score': 1.0} if solution_str == '5' else {'score': 0.0, 'note': 'long'}\n"
+    )
+    with pytest.raises(RewardError) as caught:
+        score_batch(
+            ["5", "55"], [row()] * 2, f"custom_reward_function.path={path}", f"custom_reward_function.name={name}"
+        )
+    assert expected in str(caught.value)
+
+
+COLOCATED = "reward.reward_model.enable=true"
+TWO_OUTPUTS = (
+    "actor_rollout_ref.rollout.agent.default_agent_loop=draft_revise_agent",
+    "data.train_batch_size=5",
+)
+
+
+@pytest.fixture(scope="module")
+def colocated(traced_run):
+    """A padded run of sessions with two outputs, scored after sampling."""
+    return traced_run(COLOCATED, *TWO_OUTPUTS)
+
+
+def test_a_colocated_run_checks_clean(colocated):
+    """Every code passes: the padding rows were added after the scores, and have none."""
+    assert set(colocated.verdicts.values()) == {"pass"}
+
+
+def test_colocated_scores_are_made_after_sampling_and_written_by_key(colocated):
+    """Between sample and balance: read jagged, padded, scored row by row, cut back and put under the sampled keys."""
+    rows = colocated.select(global_steps=1)
+    order = list(
+        dict.fromkeys(row["stage"] for row in rows if row["stage"] in ("rollout", "sample", "reward", "balance"))
+    )
+    assert order == ["rollout", "sample", "reward", "balance"]
+    assert not [row for row in rows if row["stage"] == "rollout" and row["field"] == "rm_scores"]
+    sampled = colocated.select(global_steps=1, stage="sample", op="produce", field="key")[0]["key"]
+    scores = [row for row in rows if row["stage"] == "reward" and row["field"] == "rm_scores"]
+    assert [(row["op"], row["layout"]) for row in scores] == [
+        ("score", "dense"),
+        ("unpad", "jagged"),
+        ("produce", "jagged"),
+    ]
+    assert all(row["key"] == sampled for row in scores)
+    assert scores[0]["producer"] == "RewardLoopManager.compute_rm_score"
+    assert scores[2]["consumer"] == "PPOTrainer._compute_advantage"
+    read = [
+        row for row in rows if row["stage"] == "advantage" and row["op"] == "consume" and row["field"] == "rm_scores"
+    ]
+    producers = {key: row["producer"] for row in read for key in row["key"]}
+    assert {producers[key] for key in sampled} == {"PPOTrainer._compute_reward_colocate"}
+
+
+@pytest.mark.slow
+def test_every_output_is_scored_and_the_advantage_takes_the_last(colocated, traced_run):
+    """Drafts get scores of their own; the update is that of the agent loop's scores, bit for bit."""
+    in_loop = traced_run(*TWO_OUTPUTS)
+    assert torch.equal(colocated.weights(), in_loop.weights())
+    (scored,) = colocated.select(global_steps=1, stage="reward", op="score")
+    by_key = dict(zip(scored["key"], scored["sum"], strict=True))
+    sessions = [key.rpartition("_")[0] for key in by_key if key.endswith("_1")]
+    assert len(by_key) == 2 * len(sessions) == 20
+    assert any(by_key[f"{session}_0"] != by_key[f"{session}_1"] for session in sessions)
+
+
+def test_what_the_scorer_says_beside_the_score_is_written_by_key(colocated):
+    """verl's reward_extra_keys become fields of the rows."""
+    (extra,) = colocated.select(global_steps=1, stage="reward", op="produce", field="acc")
+    (scored,) = colocated.select(global_steps=1, stage="reward", op="score")
+    assert extra["key"] == scored["key"]
+    assert extra["sum"] == pytest.approx(scored["sum"])

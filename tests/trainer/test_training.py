@@ -12,22 +12,28 @@ from omegaconf import OmegaConf
 
 from lineage.trainer.config.actor_rollout_ref import ActorConfig
 from lineage.trainer.engine.topology import embedded_topology
+from lineage.trainer.loss import AGGREGATIONS
+from lineage.trainer.micro_batches import MicroBatchLimit
 from lineage.trainer.models import load_model
 from lineage.trainer.setup import use_few_threads
-from lineage.trainer.training import SequenceRows, TrainingWorker, UpdatePlan
+from lineage.trainer.stages.update import shuffle_seed
+from lineage.trainer.training import Place, SequenceRows, TrainingWorker, UpdatePlan, infer_rows
 
-PLAN = UpdatePlan(mini_batch_size=8, micro_batch_size=None, epochs=1, temperature=1.0, shuffle_seed=None, version=0)
+WHOLE = MicroBatchLimit()
+PLAN = UpdatePlan(mini_batch_size=8, micro_batches=WHOLE, epochs=1, temperature=1.0, shuffle_seed=None, version=0)
+
+PLAN_OF_16 = UpdatePlan(**{**vars(PLAN), "mini_batch_size": 16})
 
 
-def make_rows(count=8, seed=0, masks=None):
-    """Random trajectories of uneven lengths with old and reference log-probs."""
+def make_rows(count=8, seed=0, masks=None, spread=0):
+    """Random trajectories of uneven lengths, the more so the larger ``spread``, with old and reference log-probs."""
     generator = torch.Generator().manual_seed(seed)
     columns = {
         name: [] for name in ("input_ids", "attention_mask", "position_ids", "loss_mask", "old_log_probs", "advantages")
     }
     columns["ref_log_prob"] = []
     for row in range(count):
-        prompt, response = 3 + row % 3, 2 + row % 4
+        prompt, response = 3 + row % 3 + spread * (row % 2), 2 + row % 4 + spread * (row % 3)
         ids = torch.randint(5, 90, (prompt + response,), generator=generator)
         mask = torch.ones(response, dtype=torch.long)
         if masks == "zero" or (masks == "tail" and row >= count // 2):
@@ -65,6 +71,26 @@ def trained(tiny, rows, ranks=1, plan=None, **changes):
     return weights(training), metrics
 
 
+def gradient(model, rows, ranks, limit):
+    """Gradient of one mini-batch that holds all rows, as one vector; no parameter moves."""
+    training = TrainingWorker(
+        model, OmegaConf.structured(ActorConfig()), embedded_topology(1, ranks), total_training_steps=1, pad_token_id=0
+    )
+    training.optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    taken = []
+
+    def keep(*_):
+        taken.append(torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]).clone())
+
+    training.optimizer.register_step_pre_hook(keep)
+    share = len(rows) // ranks
+    shares = [rows.select(range(rank * share, (rank + 1) * share)) for rank in range(ranks)]
+    # far above any norm: what is compared is the gradient, not what clipping leaves of it
+    training.config.grad_clip = 1e9
+    training.train_batch(shares, plan(mini_batch_size=len(rows), micro_batches=limit), Place(0, 0, 0))
+    return taken[0]
+
+
 def plan(**changes):
     """PLAN with changes."""
     return UpdatePlan(**{**vars(PLAN), **changes})
@@ -76,11 +102,34 @@ def test_ranks_and_micro_batches_do_not_change_the_update(tiny, ranks, micro):
     """Any split of a mini-batch over ranks and micro-batches gives the update of one rank holding all rows."""
     rows = make_rows()
     base, base_metrics = trained(tiny, rows)
-    other, metrics = trained(tiny, rows, ranks, plan(micro_batch_size=micro))
+    other, metrics = trained(tiny, rows, ranks, plan(micro_batches=MicroBatchLimit(micro)))
     assert torch.allclose(base, other, atol=1e-6)
     assert not torch.equal(base, weights(worker(tiny)))
     for name, value in base_metrics.items():
         assert metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 99), st.sampled_from([1, 2, 4]), st.integers(1, 70), st.sampled_from([2, 4]))
+def test_packing_by_tokens_does_not_change_the_gradient(tiny_model, seed, ranks, budget, per_rank):
+    """Whatever the lengths, the budget and the ranks, the gradient is that of the whole mini-batch in one pass."""
+    rows = make_rows(ranks * per_rank, seed, spread=seed % 7)
+    whole = gradient(tiny_model, rows, 1, WHOLE)
+    packed = gradient(tiny_model, rows, ranks, MicroBatchLimit(tokens=budget))
+    assert torch.allclose(whole, packed, atol=1e-6, rtol=1e-4)
+    assert whole.abs().max() > 1e-4
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 99), st.integers(1, 3), st.integers(1, 70), st.integers(1, 7))
+def test_inference_gives_the_rows_back_in_their_order(tiny_model, seed, ranks, budget, count):
+    """Packed by tokens or one by one, each row's values stand where the row does."""
+    rows = make_rows(count, seed, spread=seed % 7)
+    score = {"temperature": 1.0, "with_entropy": True, "pad_token_id": 0}
+    one, entropy = infer_rows(tiny_model, rows, micro_batches=MicroBatchLimit(1), ranks=1, **score)
+    two, other = infer_rows(tiny_model, rows, micro_batches=MicroBatchLimit(tokens=budget), ranks=ranks, **score)
+    assert [len(row) for row in two] == rows.lengths("input_ids")
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip([*one, *entropy], [*two, *other], strict=True))
 
 
 @settings(max_examples=30, deadline=None)
@@ -106,18 +155,36 @@ def test_mini_batches_cover_the_batch_once_an_epoch(tiny_worker, ranks, per_rank
 
 
 @pytest.fixture(scope="module")
+def tiny_model(tiny):
+    """The tiny model, for tests that move no parameter."""
+    return worker(tiny).module
+
+
+@pytest.fixture(scope="module")
 def tiny_worker(tiny):
     """A worker whose topology a test may change."""
     return worker(tiny)
 
 
-def test_shuffling_is_seeded(tiny_worker):
-    """The same seed gives the same order, another epoch another one."""
+@given(st.integers(0, 9), st.integers(1, 60), st.integers(0, 3), st.integers(0, 3))
+def test_every_update_has_an_order_of_its_own(seed, step, sub_step, other):
+    """The seed, the step and the batch of the step make the order: the same ones the same, others another."""
+    same = [
+        shuffle_seed(seed, step, sub_step) == shuffle_seed(*at)
+        for at in ((seed, step + 1, sub_step), (seed, step, other))
+    ]
+    assert same == [False, other == sub_step]
+
+
+@given(st.integers(0, 10_000), st.integers(0, 3))
+def test_shuffling_is_seeded(tiny_worker, seed, epoch):
+    """The same seed gives the same order, which is not the batch's own; another epoch another one."""
     tiny_worker.topology = embedded_topology(1, 1)
-    walk = plan(mini_batch_size=16, shuffle_seed=3)
-    orders = [list(tiny_worker._mini_batches(16, walk, epoch)) for epoch in (0, 0, 1)]
+    walk = plan(mini_batch_size=16, shuffle_seed=seed)
+    orders = [list(tiny_worker._mini_batches(16, walk, at)) for at in (epoch, epoch, epoch + 1)]
     assert orders[0] == orders[1]
     assert orders[0] != orders[2]
+    assert orders[0] != list(tiny_worker._mini_batches(16, PLAN_OF_16, epoch))
 
 
 def test_a_batch_that_does_not_divide_is_refused(tiny_worker):
@@ -127,14 +194,16 @@ def test_a_batch_that_does_not_divide_is_refused(tiny_worker):
         list(tiny_worker._mini_batches(9, PLAN, 0))
 
 
-def test_padding_rows_change_no_weight(tiny):
-    """Rows with mask 0 take part in no sum and no denominator of a token mean."""
+@pytest.mark.parametrize("mode", AGGREGATIONS)
+def test_padding_rows_change_no_weight(tiny, mode):
+    """Rows with mask 0 take part in no sum and no denominator, whatever the loss is a mean over."""
     half = make_rows(4)
     padded = make_rows(8, masks="tail")
     for name, column in half.columns.items():
         padded.columns[name][:4] = column
-    base, _ = trained(tiny, half, plan=plan(mini_batch_size=4))
-    other, _ = trained(tiny, padded, plan=plan(mini_batch_size=8, micro_batch_size=4))
+    base, _ = trained(tiny, half, plan=plan(mini_batch_size=4), loss_agg_mode=mode)
+    cut = plan(mini_batch_size=8, micro_batches=MicroBatchLimit(2))
+    other, _ = trained(tiny, padded, ranks=2, plan=cut, loss_agg_mode=mode)
     assert torch.allclose(base, other, atol=1e-6)
 
 
@@ -168,7 +237,7 @@ def test_positive_advantage_raises_the_probability(tiny):
     for row, mask in enumerate(rows.columns["loss_mask"]):
         rows.columns["advantages"][row] = torch.ones(len(mask))
     training = worker(tiny, use_kl_loss=False)
-    options = {"micro_batch_size": 4, "temperature": 1.0, "with_entropy": False}
+    options = {"micro_batches": MicroBatchLimit(4), "temperature": 1.0, "with_entropy": False}
     before, _ = training.infer_batch(rows, **options)
     for row, mask in enumerate(rows.columns["loss_mask"]):
         window = before[row][len(before[row]) - len(mask) - 1 : -1]
@@ -194,7 +263,7 @@ def test_the_kl_term_reaches_the_gradient(tiny):
 def test_inference_leaves_no_trace(tiny):
     """Scoring twice gives the same values, takes no gradient and stays in eval mode."""
     training = worker(tiny)
-    options = {"micro_batch_size": 3, "temperature": 0.7, "with_entropy": True}
+    options = {"micro_batches": MicroBatchLimit(3), "temperature": 0.7, "with_entropy": True}
     rows = make_rows()
     first, entropy = training.infer_batch(rows, **options)
     second, _ = training.infer_batch(rows, **options)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lineage.hooks import traced
-from lineage.trainer.reward.manager import NaiveRewardManager
+from lineage.trainer.reward.manager import NaiveRewardManager, Score
 
 
 class RewardLoopWorker:
@@ -17,7 +17,7 @@ class RewardLoopWorker:
     def __init__(self, manager: NaiveRewardManager) -> None:
         self.manager = manager
 
-    async def compute_score(self, key: str, response_ids: Sequence[int], row: Mapping[str, Any]) -> float:
+    async def compute_score(self, key: str, response_ids: Sequence[int], row: Mapping[str, Any]) -> Score:
         """Score of one trajectory.
 
         Args:
@@ -33,4 +33,4 @@ class RewardLoopWorker:
             result = await self.manager.run_single(response_ids, row)
             sources = {"data_source": [str(row.get("data_source"))]}
             st.score({"rm_scores": torch.tensor([result.score])}, keys=[key], columns=sources)
-        return result.score
+        return result

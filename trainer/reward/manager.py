@@ -20,11 +20,16 @@ class Score:
 
     Attributes:
         score: what the advantage is computed from.
-        extra: other keys a scorer's dict had.
+        extra: other keys a scorer's dict had; ``acc``, the score again, when it returned a number (verl's name).
     """
 
     score: float
     extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def reward_extra_info(self) -> dict[str, Any]:
+        """The score and all that was said beside it, by verl's name for it."""
+        return {"score": self.score, **self.extra}
 
 
 class NaiveRewardManager:
@@ -52,10 +57,11 @@ class NaiveRewardManager:
             result = await result
         extra = dict(result) if isinstance(result, Mapping) else {"score": result}
         try:
-            return Score(float(extra.pop("score")), extra)
+            score = float(extra.pop("score"))
         except (KeyError, TypeError, ValueError) as error:
             name = getattr(scorer, "__name__", None) or getattr(getattr(scorer, "func", None), "__name__", "scorer")
             raise RewardError(f"{name} returned {result!r}: a number or a dict with 'score' is needed") from error
+        return Score(score, extra if isinstance(result, Mapping) else {"acc": score})
 
 
 MANAGERS = {"naive": NaiveRewardManager}

@@ -24,12 +24,15 @@ SCORERS: dict[str, Scorer] = {
     "exact_match": scorers.exact_match,
     "math_verify": scorers.math_verify,
     "reasoning_gym": scorers.reasoning_gym,
+    "tool_use": scorers.tool_use,
 }
 
 # data_source -> scorer; verl's names for the data sets it knows
 DATA_SOURCES: dict[str, str] = {
     "builtin/digits": "digits",
     "builtin/add": "exact_match",
+    "builtin/calculator": "tool_use",
+    "builtin/lookup": "tool_use",
     "openai/gsm8k": "math_verify",
     "lighteval/MATH": "math_verify",
     "DigitalLearningGmbH/MATH-lighteval": "math_verify",

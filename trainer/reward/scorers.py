@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -10,8 +12,11 @@ from typing import Any
 from lineage.hooks import MissingExtraError
 from lineage.trainer.reward.errors import RewardError
 from lineage.trainer.tasks import builtin, gym
+from lineage.trainer.tools.parser import FunctionCall, tool_parser
 
 MATH_SECONDS = 5
+
+_RESPONSE = re.compile(r"<tool_response>(.*?)</tool_response>", re.DOTALL)
 
 
 def exact_match(data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any]) -> float:
@@ -49,3 +54,22 @@ def reasoning_gym(data_source: str, solution_str: str, ground_truth: Any, extra_
 def digits(data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any]) -> float:
     """Score of the built-in task ``digits``, in [0, 1]."""
     return builtin.score_digits(solution_str, str(ground_truth))
+
+
+def tool_use(data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any]) -> float:
+    """Score of the built-in tasks with a tool, in [0, 1], of the whole session's text.
+
+    A quarter for a well-formed hermes call of the task's tool, a quarter when the tool's answer is the ground truth (so
+    the arguments were right), half when the policy's last message is. It believes the text: a policy that writes a
+    ``<tool_response>`` of its own is not found out.
+    """
+    truth, tool = str(ground_truth).strip(), str(data_source).rpartition("/")[2]
+    rest, calls = tool_parser("hermes").extract_tool_calls(solution_str)
+    asked = any(_is_call_of(tool, call) for call in calls)
+    heard = asked and truth in (text.strip() for text in _RESPONSE.findall(solution_str))
+    last = rest.rpartition("</tool_response>")[2].rpartition("assistant\n")[2]
+    return 0.25 * asked + 0.25 * heard + 0.5 * (last.strip() == truth)
+
+
+def _is_call_of(tool: str, call: FunctionCall) -> bool:
+    return call.name == tool and isinstance(json.loads(call.arguments), dict)

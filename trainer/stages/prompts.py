@@ -1,0 +1,104 @@
+"""Prompts of a step or of a validation: rows of the dataset, each registered in the queue under its uid."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lineage import hooks
+from lineage.hooks import traced
+from lineage.trainer.protocol import DataProto
+from lineage.trainer.replay_buffer import VALIDATION
+from lineage.trainer.rollout.base import SamplingParams
+from lineage.trainer.setup import Parts
+
+PARTITION = "train"
+_DATASET_FIELDS = ("raw_prompt", "data_source", "reward_model", "extra_info", "index")
+
+
+@traced("dataset", component="RLHFDataset.__getitem__", consumer="PPOTrainer._add_batch_to_generate")
+def next_train_batch(parts: Parts, global_steps: int, num_prompts: int | None = None) -> DataProto:
+    """The next prompts of the dataset, each with its uid (verl ``_next_train_batch``).
+
+    Args:
+        num_prompts: how many; None takes ``data.train_batch_size``.
+    """
+    batch = parts.stream.next_batch(num_prompts or parts.config.data.train_batch_size)
+    _record(batch)
+    batch.meta_info = {
+        "global_steps": global_steps,
+        "partition_id": PARTITION,
+        "expected": parts.config.actor_rollout_ref.rollout.n,
+        "sampling_params": sampling_params(parts.config),
+    }
+    return batch
+
+
+@traced("dataset", component="RLHFDataset.__getitem__", consumer="PPOTrainer._validate")
+def ask_validation(parts: Parts, batch: DataProto, global_steps: int) -> DataProto:
+    """A batch of validation prompts, made ready for the agent loop: its own partition, sessions and sampling."""
+    _record(batch)
+    batch.meta_info = {
+        "global_steps": global_steps,
+        "partition_id": VALIDATION,
+        "expected": parts.config.actor_rollout_ref.rollout.val_kwargs.n,
+        "sampling_params": validation_sampling_params(parts.config),
+        "validate": True,
+    }
+    return batch
+
+
+@traced("prompt", component="PPOTrainer._submit_batch_to_rollout", consumer="AgentLoopWorker.run")
+def register_prompts(parts: Parts, batch: DataProto) -> None:
+    """Mark each uid of a batch as a pending prompt."""
+    columns, meta = batch.non_tensor_batch, batch.meta_info
+    uids = [str(uid) for uid in columns["uid"]]
+    expected = [meta["expected"]] * len(uids)
+    hooks.current().produce(
+        {"uid": uids},
+        keys=uids,
+        entity="prompt",
+        columns={
+            "source_index": [int(index) for index in columns["index"]],
+            "data_source": [str(source) for source in columns["data_source"]],
+            "expected": expected,
+        },
+    )
+    tag = {"is_prompt": True, "status": "pending", "global_steps": meta["global_steps"]}
+    tags = [{**tag, "expected": sessions} for sessions in expected]
+    parts.queue.kv_batch_put(keys=uids, partition_id=meta["partition_id"], tags=tags)
+
+
+def sampling_params(config: Any) -> SamplingParams:
+    """How the sessions of the training sample."""
+    return _sampling_params(config, config.actor_rollout_ref.rollout)
+
+
+def validation_sampling_params(config: Any) -> SamplingParams:
+    """How the sessions of a validation sample: ``rollout.val_kwargs``."""
+    return _sampling_params(config, config.actor_rollout_ref.rollout.val_kwargs)
+
+
+def _sampling_params(config: Any, drawn: Any) -> SamplingParams:
+    rollout = config.actor_rollout_ref.rollout
+    return SamplingParams(
+        temperature=drawn.temperature,
+        top_p=drawn.top_p,
+        top_k=drawn.top_k,
+        do_sample=drawn.do_sample,
+        ignore_eos=rollout.ignore_eos,
+        logprobs_mode=rollout.logprobs_mode,
+        seed=config.trainer.seed,
+    )
+
+
+def _record(batch: DataProto) -> None:
+    columns = batch.non_tensor_batch
+    indexes = [int(index) for index in columns["index"]]
+    rows: dict[str, Any] = {name: list(columns[name]) for name in _DATASET_FIELDS if name in columns}
+    rows.update(batch.batch.items())
+    hooks.current().produce(
+        rows,
+        keys=[str(index) for index in indexes],
+        entity="dataset_row",
+        columns={"source_index": indexes, "data_source": [str(source) for source in columns["data_source"]]},
+    )
