@@ -47,10 +47,24 @@ CONFIG_GROUPS: dict[str, tuple[str, ...]] = {
     "trace": ("enabled", "every", "keep_steps", "reuse", "sidecar", "weights"),
 }
 
+EXPERIMENTS = (
+    "bypass",
+    "dynamic_batch",
+    "failures",
+    "kl_in_reward",
+    "lora_ref",
+    "merged_steps",
+    "multi_output",
+    "reward_colocated",
+    "tools",
+)
+
 HELP = (
     "Train with tracing on, then check the trace.\n\n"
     "OVERRIDES are verl's dotted keys, as Hydra reads them: data.train_batch_size=16. "
     "model.X and rollout.X are short for actor_rollout_ref.model.X and actor_rollout_ref.rollout.X.\n\n"
+    "+experiment=NAME takes a named set of them, anywhere in the line; keys typed beside it win. NAME is "
+    f"{', '.join(EXPERIMENTS)}, a list such as [tools,lora_ref], or the path of a YAML file of your own.\n\n"
     "Without any: the built-in tiny model on a built-in task, 3 steps, on this machine, no network.\n\n"
     "Configuration groups:\n\n"
     "\b\n" + "\n".join(f"{group}.{{{','.join(names)},...}}" for group, names in CONFIG_GROUPS.items())
@@ -161,7 +175,9 @@ def _run(config: DictConfig, console: Console, gate: Gate) -> Summary:
     from lineage.trainer.config import loggers, resolved, save
     from lineage.trainer.loggers import Tracking
     from lineage.trainer.models import find_model, is_made
+    from lineage.trainer.trackers import Experiment, need_modules
 
+    need_modules(loggers(config))
     path = config.actor_rollout_ref.model.path
     if not is_made(path):
         console.print(f"making model.path={path} in the cache, once", markup=False)
@@ -178,37 +194,41 @@ def _run(config: DictConfig, console: Console, gate: Gate) -> Summary:
         "model_hash": model.model_hash(),
         "tokenizer_hash": model.tokenizer_hash(),
     }
-    recorder = hooks.open_recorder(
-        folder,
-        run_id=folder.name,
-        enabled=off is None,
-        config=resolved(config),
-        run=facts,
-        every=config.trace.every,
-        keep_steps=config.trace.keep_steps,
-        sidecar=config.trace.sidecar,
-        reuse=config.trace.reuse,
-        on_step_sealed=_step_checker(config, folder.name, gate),
-    )
+    experiment = Experiment(folder, config.trainer.project_name, config.trainer.experiment_name, resolved(config))
     interrupted, stopped = False, None
-    with Tracking(loggers(config), folder, console) as tracking:
-        try:
-            asyncio.run(_train(config, folder, tracking))
-            recorder.close()
-        except KeyboardInterrupt as error:
-            interrupted = True
-            _close(recorder, error)
-        except ViolationError as error:
-            stopped = error.headline
-            _close(recorder, error)
-        except BaseException as error:
-            _close(recorder, error)
-            if isinstance(error, UserError) and not _is_latest(folder):
-                shutil.rmtree(folder, ignore_errors=True)  # it never began: the last run stays the latest
-            raise
-        finally:
-            hooks.install(hooks.NullRecorder())
-    steps, scores = len(tracking.history), tracking.values(SCORE)
+    try:
+        with Tracking(loggers(config), experiment, console) as tracking:
+            recorder = hooks.open_recorder(
+                folder,
+                run_id=folder.name,
+                enabled=off is None,
+                config=resolved(config),
+                run=facts,
+                every=config.trace.every,
+                keep_steps=config.trace.keep_steps,
+                sidecar=config.trace.sidecar,
+                reuse=config.trace.reuse,
+                on_step_sealed=_step_checker(config, folder.name, gate),
+            )
+            try:
+                asyncio.run(_train(config, folder, tracking))
+                recorder.close()
+            except KeyboardInterrupt as error:
+                interrupted = True
+                _close(recorder, error)
+            except ViolationError as error:
+                stopped = error.headline
+                _close(recorder, error)
+            except BaseException as error:
+                _close(recorder, error)
+                raise
+            finally:
+                hooks.install(hooks.NullRecorder())
+    except UserError:
+        if not _is_latest(folder):
+            shutil.rmtree(folder, ignore_errors=True)  # it never began: the last run stays the latest
+        raise
+    steps, scores = tracking.steps, tracking.values(SCORE)
     summary = Summary(str(folder), steps, scores, interrupted=interrupted, stopped=stopped)
     if off is None:
         trace = folder / TRACE_FILE
@@ -253,7 +273,7 @@ async def _train(config: DictConfig, folder: Path, tracking: Tracking) -> None:
     await trainer.init()
     manager = trainer.init_agent_loop_manager()  # the last thing a configuration can be wrong about
     point_latest(folder)
-    tracking.begin(trainer.total_training_steps)
+    tracking.begin(trainer.total_training_steps, trainer.global_steps)
     await trainer.fit(manager)
 
 

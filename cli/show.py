@@ -1,4 +1,4 @@
-"""``lineage show``: the life of one trajectory or of a whole prompt group."""
+"""``lineage show``: the life of one trajectory or of a whole prompt group, and its turns as a ribbon."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lineage.cli.json_text import print_json
+from lineage.cli.ribbon import print_ribbons
 from lineage.cli.table import print_table
 
 if TYPE_CHECKING:
@@ -22,20 +23,29 @@ _COLUMNS = (
 def show_command(
     trace: Annotated[str, typer.Argument(help="Parquet file, run folder, glob or URL.", metavar="TRACE")],
     name: Annotated[str, typer.Argument(help="Trajectory key, or the uid of a group.", metavar="KEY|UID")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: every event with every field.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: ribbons, every event, every field.")] = False,
 ) -> None:
-    """Show a trajectory's life, or that of a whole prompt group."""
+    """Show a trajectory's life, its turns drawn as a ribbon above it, or that of a whole prompt group."""
     from lineage.traces import open_trace
     from lineage.traces.life import life
+    from lineage.traces.ribbon import ribbons
 
     with open_trace(trace) as opened:
         found = life(opened, name)
+        drawn = ribbons(opened, found)
     if as_json:
-        print_json({**asdict(found), "events": [_json(event) for event in found.events]})
+        print_json(
+            {
+                **asdict(found),
+                "ribbons": [asdict(ribbon) for ribbon in drawn],
+                "events": [_json(event) for event in found.events],
+            }
+        )
         return
     typer.echo(f"uid {found.uid}")
     typer.echo(f"trajectories {', '.join(found.keys) or 'none'}")
     typer.echo(f"step {', '.join(map(str, found.steps))}\n")
+    print_ribbons(drawn, found.uid)
     print_table(_COLUMNS, [_row(event, found) for event in found.events])
 
 

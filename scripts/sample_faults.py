@@ -162,7 +162,11 @@ def short_log_probs() -> Seams:
             data["rollout_log_probs"] = nested_from_list(padded)
         return data
 
-    return {TRAJECTORY_FIELDS: write, "lineage.trainer.grpo.fetch": read}
+    return {
+        TRAJECTORY_FIELDS: write,
+        "lineage.trainer.stages.log_prob.fetch": read,
+        "lineage.trainer.stages.advantage.fetch": read,
+    }
 
 
 @fault("LEN002", "rollout")
@@ -247,7 +251,7 @@ def advantages_not_masked() -> Seams:
     def estimate(original: Any, scores: Tensor, mask: Tensor, *rest: Any, **options: Any) -> Any:
         return original(scores, torch.ones_like(mask), *rest, **options)
 
-    return {"lineage.trainer.grpo.compute_advantage": estimate}
+    return {"lineage.trainer.stages.advantage.compute_advantage": estimate}
 
 
 @fault("BAT001", "update_actor", "actor_rollout_ref.actor.ppo_mini_batch_size=3")
@@ -260,7 +264,7 @@ def mini_batch_in_trajectories() -> Seams:
         return [[share.tolist() for share in np.array_split(mini, worker.topology.reported_dp)] for mini in whole]
 
     return {
-        f"{TRAINER}._mini_batch_rows": lambda _, trainer: trainer.config.actor_rollout_ref.actor.ppo_mini_batch_size,
+        "lineage.trainer.batch_sizes.BatchSizes.mini_batch_rows": lambda _, sizes: sizes.ppo_mini_batch_size,
         "lineage.trainer.training.TrainingWorker._mini_batches": split,
     }
 
@@ -276,18 +280,18 @@ def padding_keeps_a_score() -> Seams:
         fields["rm_scores"] = nested_from_list(scores)
         return fields
 
-    return {"lineage.trainer.grpo.padding_fields": make}
+    return {"lineage.trainer.stages.balance.padding_fields": make}
 
 
 @fault("PAD002", "metrics")
 def metrics_over_padding() -> Seams:
     """The metrics are taken over the whole batch: padding rows count as samples of score 0."""
 
-    def compute(original: Any, trainer: Any, batch: KVBatchMeta) -> None:
+    def compute(original: Any, parts: Any, batch: KVBatchMeta, *rest: Any) -> dict[str, float]:
         tags = [{**tag, "is_padding": False} for tag in batch.tags]
-        original(trainer, KVBatchMeta(batch.keys, tags, batch.partition_id))
+        return original(parts, KVBatchMeta(batch.keys, tags, batch.partition_id), *rest)
 
-    return {f"{TRAINER}._compute_metrics": compute}
+    return {"lineage.trainer.grpo.compute_metrics": compute}
 
 
 # --------------------------------------------------------------------------------------------------------- topology

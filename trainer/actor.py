@@ -1,4 +1,4 @@
-"""The training side of the model: actor and frozen reference behind the calls the driver makes.
+"""The training side of the model: actor and reference behind the calls the driver makes.
 
 verl's ``ActorRolloutRefWorker``. It is told *which* trajectories (keys) and gets and puts their values at the queue
 itself, so the driver never carries tensors to it.
@@ -6,21 +6,35 @@ itself, so the driver never carries tensors to it.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lineage import hooks
 from lineage.hooks import LineageError, Topology, Weights, traced
+from lineage.trainer.micro_batches import MicroBatchLimit
+from lineage.trainer.policy import make_policy
 from lineage.trainer.protocol import KVBatchMeta, nested_from_list
 from lineage.trainer.training import SequenceRows, TrainingWorker, UpdatePlan, infer_rows
 
 FORWARD_FIELDS = ("input_ids", "attention_mask", "position_ids")
 UPDATE_FIELDS = (*FORWARD_FIELDS, "loss_mask", "old_log_probs", "advantages")
+
+
+def update_fields(actor: Any, correction: Any) -> list[str]:
+    """What an update reads: the loss decides.
+
+    Args:
+        actor: ``actor_rollout_ref.actor``.
+        correction: ``algorithm.rollout_correction``. In bypass mode it leaves nothing in the queue.
+    """
+    names = [*UPDATE_FIELDS, *(["ref_log_prob"] if actor.use_kl_loss else [])]
+    if not correction.bypass_mode:
+        names += ["response_mask"] if correction.rollout_rs else []
+        names += ["rollout_is_weights"] if correction.rollout_is else []
+    return names
 
 
 class MissingDataError(LineageError):
@@ -46,12 +60,18 @@ class ActorRolloutRefWorker:
 
     Args:
         queue: TransferQueue's interface.
-        module: the model to train.
+        module: the model to train; with a LoRA adapter, its layers are changed in place.
         config: ``actor_rollout_ref`` of the configuration.
+        correction: ``algorithm.rollout_correction``.
         topology: parallel layout of the engine.
         total_training_steps: length of the run.
         pad_token_id: fills sequences on the right.
-        with_reference: keep a frozen copy of the first weights as the reference policy.
+        with_reference: keep a reference policy: the actor without its adapter, or a frozen copy of the first weights.
+
+    Attributes:
+        policy: the actor as the rollout and the reference see it.
+        reference: the reference policy, or None.
+        version: of the actor's weights.
     """
 
     def __init__(
@@ -61,24 +81,29 @@ class ActorRolloutRefWorker:
         config: Any,
         topology: Topology,
         *,
+        correction: Any,
         total_training_steps: int,
         pad_token_id: int,
         with_reference: bool,
     ) -> None:
         self.queue = queue
         self.config = config
+        self.correction = correction
         self.topology = topology
         self.pad_token_id = pad_token_id
         self.version = 0
         if config.model.enable_gradient_checkpointing:
             module.gradient_checkpointing_enable()  # type: ignore[operator]
-        self.reference = copy.deepcopy(module).eval().requires_grad_(False) if with_reference else None
+        self.policy = make_policy(module, config.model)
+        self.reference = self.policy.reference() if with_reference else None
         self.actor = TrainingWorker(
-            module,
+            self.policy.module,
             config.actor,
             topology,
             total_training_steps=total_training_steps,
             pad_token_id=pad_token_id,
+            adapter=self.policy.adapter,
+            bypass=correction if correction.bypass_mode else None,
         )
 
     def get_data_parallel_size(self) -> int:
@@ -86,9 +111,8 @@ class ActorRolloutRefWorker:
         return self.topology.reported_dp
 
     def state_dict(self) -> Iterator[tuple[str, Tensor]]:
-        """The actor's tensors by name, tied ones and buffers included, detached."""
-        for name, tensor in self.actor.module.state_dict().items():
-            yield name, tensor.detach()
+        """The tensors the actor computes with, by the names the rollout knows: an adapter is merged into them."""
+        yield from self.policy.tensors()
 
     @traced("old_log_prob", component="ActorRolloutRefWorker.compute_log_prob", consumer="PPOTrainer")
     def compute_log_prob(self, batch: KVBatchMeta) -> None:
@@ -96,11 +120,11 @@ class ActorRolloutRefWorker:
         rows = self._rows(batch, FORWARD_FIELDS)
         log_probs, entropy = self.actor.infer_batch(
             rows,
-            micro_batch_size=self.config.rollout.log_prob_micro_batch_size_per_gpu,
+            micro_batches=MicroBatchLimit.of_log_prob(self.config.rollout, self.config.actor),
             temperature=self.config.rollout.temperature,
             with_entropy=True,
         )
-        weights = Weights(self.version, "actor", training=self.actor.module.training)
+        weights = Weights(self.version, "actor", adapter=self.policy.adapter, training=self.actor.module.training)
         self._put(batch, {"log_probs": log_probs, "entropy": entropy}, weights)
 
     @traced("ref_log_prob", component="ActorRolloutRefWorker.compute_ref_log_prob", consumer="PPOTrainer")
@@ -108,14 +132,16 @@ class ActorRolloutRefWorker:
         """Write ``log_probs`` of the reference at full sequence length, over the actor's."""
         if self.reference is None:
             raise LineageError("compute_ref_log_prob: this worker was built without a reference policy")
-        log_probs, _ = infer_rows(
-            self.reference,
-            self._rows(batch, FORWARD_FIELDS),
-            micro_batch_size=self.config.ref.log_prob_micro_batch_size_per_gpu,
-            temperature=self.config.rollout.temperature,
-            with_entropy=False,
-            pad_token_id=self.pad_token_id,
-        )
+        with self.reference.scoring() as module:
+            log_probs, _ = infer_rows(
+                module,
+                self._rows(batch, FORWARD_FIELDS),
+                micro_batches=MicroBatchLimit.of_log_prob(self.config.ref, self.config.actor),
+                ranks=self.topology.reported_dp,
+                temperature=self.config.rollout.temperature,
+                with_entropy=False,
+                pad_token_id=self.pad_token_id,
+            )
         self._put(batch, {"log_probs": log_probs}, Weights(0, "ref", training=self.reference.training))
 
     @traced("update_actor", component="ActorRolloutRefWorker.update_actor", consumer="PPOTrainer._compute_metrics")
@@ -128,20 +154,21 @@ class ActorRolloutRefWorker:
         info = batch.extra_info
         plan = UpdatePlan(
             mini_batch_size=info["mini_batch_size"],
-            micro_batch_size=self.config.actor.ppo_micro_batch_size_per_gpu,
+            micro_batches=MicroBatchLimit.of_update(self.config.actor),
             epochs=info["epochs"],
             temperature=info["temperature"],
             shuffle_seed=info["shuffle_seed"],
-            version=self.version,
+            version=info["global_steps"] - 1,
+            first_update=info["first_update"],
+            attrs={name: str(value) for name, value in info.items() if value is not None},
         )
-        fields = [*UPDATE_FIELDS, *(["ref_log_prob"] if self.config.actor.use_kl_loss else [])]
-        rows = self._rows(batch, fields)
+        rows = self._rows(batch, update_fields(self.config.actor, self.correction))
         share = len(batch) // self.topology.reported_dp
         for rank in range(self.topology.reported_dp):
             keys = batch.keys[rank * share : (rank + 1) * share]
-            hooks.current().dispatch(keys, coord={"dp": rank})
+            hooks.current().dispatch(keys, coord={"dp": rank}, attrs=plan.attrs)
         metrics = self.actor.train_mini_batch(rows, plan)
-        self.version += 1
+        self.version = info["global_steps"]
         return metrics
 
     def _rows(self, batch: KVBatchMeta, fields: Sequence[str]) -> SequenceRows:
@@ -153,9 +180,3 @@ class ActorRolloutRefWorker:
         self.queue.kv_batch_put(
             keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(values, batch_size=[len(batch)])
         )
-
-
-def resident_copy(module: nn.Module) -> nn.Module:
-    """A separate copy of a model, for the rollout: no storage is shared."""
-    with torch.no_grad():
-        return copy.deepcopy(module)

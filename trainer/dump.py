@@ -1,46 +1,127 @@
-"""The rollout dump: what was asked and answered, one JSON object a trajectory (verl ``_log_rollout_data``)."""
+"""The dumps: what was asked and answered, one JSON object a trajectory (verl ``_log_rollout_data``)."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lineage.hooks import UserError
+from lineage.hooks import UserError, parse_key
 from lineage.trainer.actor import fetch
 from lineage.trainer.protocol import KVBatchMeta
 from lineage.trainer.training import rows_of
+
+_OPTIONAL = ("reward_model", "extra_fields")
 
 
 class DumpError(UserError):
     """The dump folder cannot be written."""
 
 
-def dump_rollouts(folder: Path, global_steps: int, queue: Any, batch: KVBatchMeta, tokenizer: Any) -> Path:
-    """Write ``<folder>/<global_steps>.jsonl``: key, text in and out, score, lengths; padding rows are no samples.
+@dataclass(frozen=True)
+class Sample:
+    """One trajectory as text.
+
+    Attributes:
+        key: ``{uid}_{session_id}_{index}``.
+        input, output: prompt and response without special tokens.
+        gts: ground truth of the dataset row; None where it has none.
+        score: sum of ``rm_scores``.
+        extra: what the scorer returned beside the score.
+    """
+
+    key: str
+    input: str
+    output: str
+    gts: Any
+    score: float
+    prompt_len: int
+    response_len: int
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def line(self, global_steps: int) -> dict[str, Any]:
+        """The object of the dump, by verl's names; no key of the scorer's takes the place of another."""
+        parsed = parse_key(self.key)
+        return {
+            **self.extra,
+            "input": self.input,
+            "output": self.output,
+            "gts": self.gts,
+            "score": self.score,
+            "step": global_steps,
+            "key": self.key,
+            "uid": self.key if parsed is None else parsed.uid,
+            "prompt_len": self.prompt_len,
+            "response_len": self.response_len,
+        }
+
+
+def read_samples(queue: Any, batch: KVBatchMeta, tokenizer: Any) -> list[Sample]:
+    """The trajectories of a batch, by uid, session and index; padding rows are no samples."""
+    real = batch.select_keys([key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag["is_padding"]])
+    if not real.keys:
+        return []
+    data = fetch(queue, real, ["prompts", "responses", "rm_scores"])
+    columns = [rows_of(data[name]) for name in ("prompts", "responses", "rm_scores")]
+    others = queue.kv_batch_get(keys=real.keys, partition_id=real.partition_id, select_fields=list(_OPTIONAL))
+    models, extras = (_objects(others, name, len(real)) for name in _OPTIONAL)
+    samples = [
+        Sample(
+            key=key,
+            input=tokenizer.decode(prompt.tolist(), skip_special_tokens=True),
+            output=tokenizer.decode(response.tolist(), skip_special_tokens=True),
+            gts=model.get("ground_truth"),
+            score=float(scores.double().sum()),
+            prompt_len=tag["prompt_len"],
+            response_len=tag["response_len"],
+            extra=extra.get("reward_extra_info") or {},
+        )
+        for key, tag, prompt, response, scores, model, extra in zip(
+            real.keys, real.tags, *columns, models, extras, strict=True
+        )
+    ]
+    return sorted(samples, key=lambda sample: _place(sample.key))
+
+
+def write_samples(folder: Path, global_steps: int, samples: Sequence[Sample], setting: str) -> Path:
+    """Write ``<folder>/<global_steps>.jsonl``.
+
+    Args:
+        setting: the configuration key that names the folder, for the error.
 
     Raises:
         DumpError: the folder cannot be written.
     """
-    real = batch.select_keys([key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag["is_padding"]])
-    data = fetch(queue, real, ["prompts", "responses", "rm_scores"])
-    columns = (rows_of(data[name]) for name in ("prompts", "responses", "rm_scores"))
     path = folder / f"{global_steps}.jsonl"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with path.open("w", encoding="utf-8") as file:
-            for key, tag, prompt, response, scores in zip(real.keys, real.tags, *columns, strict=True):
-                line = {
-                    "key": key,
-                    "step": global_steps,
-                    "input": tokenizer.decode(prompt.tolist()),
-                    "output": tokenizer.decode(response.tolist()),
-                    "score": float(scores.double().sum()),
-                    "prompt_len": tag["prompt_len"],
-                    "response_len": tag["response_len"],
-                    "is_padding": tag["is_padding"],
-                }
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            for sample in samples:
+                file.write(json.dumps(sample.line(global_steps), ensure_ascii=False, default=_plain) + "\n")
     except OSError as error:
-        raise DumpError(f"trainer.rollout_data_dir={folder}: {error.strerror or error}") from error
+        raise DumpError(f"{setting}={folder}: {error.strerror or error}") from error
     return path
+
+
+def dump_rollouts(folder: Path, global_steps: int, queue: Any, batch: KVBatchMeta, tokenizer: Any) -> Path:
+    """Write the trajectories of a step to ``trainer.rollout_data_dir``; see :func:`write_samples`."""
+    return write_samples(folder, global_steps, read_samples(queue, batch, tokenizer), "trainer.rollout_data_dir")
+
+
+def _objects(data: Any, name: str, rows: int) -> list[Mapping[str, Any]]:
+    """A column of mappings; empty ones where the rows have no such column, or something else in it."""
+    if name not in data.keys():  # noqa: SIM118 - a TensorDict iterates over rows
+        return [{}] * rows
+    return [value if isinstance(value, Mapping) else {} for value in data[name].tolist()]
+
+
+def _place(key: str) -> tuple[str, int, int]:
+    parsed = parse_key(key)
+    return (key, 0, 0) if parsed is None else (parsed.uid, parsed.session_id, parsed.index)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON lacks: numpy's numbers and arrays, tensors; anything else as its text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)

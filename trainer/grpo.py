@@ -1,44 +1,34 @@
 """The synchronous GRPO trainer: one step reads top to bottom like verl's ``PPOTrainerSync``.
 
 ``fit -> step -> prepare_step, _step_once -> checkpoint -> on_step_end (weights to the rollout) -> metrics -> clear``.
-Values live in the queue; what goes from stage to stage is a ``KVBatchMeta``: keys and tags.
+Values live in the queue; what goes from stage to stage is a ``KVBatchMeta``: keys and tags. Each stage is a function
+of ``lineage.trainer.stages``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from tensordict import TensorDict
-from torch import Tensor
-
 from lineage import hooks
 from lineage.hooks import traced
-from lineage.trainer.actor import fetch
-from lineage.trainer.advantage import compute_advantage
 from lineage.trainer.agent_loop import AgentLoopManager
-from lineage.trainer.balance import balance_rows
-from lineage.trainer.checkpoint import save_checkpoint
-from lineage.trainer.dump import dump_rollouts
-from lineage.trainer.metrics import (
-    DataRows,
-    StepTimer,
-    balance_metrics,
-    compute_data_metrics,
-    compute_rollout_metrics,
-    compute_throughput_metrics,
-)
-from lineage.trainer.padding import missing_rows, padding_fields, padding_rows, required_multiple
-from lineage.trainer.prompts import PromptStream
-from lineage.trainer.protocol import DataProto, KVBatchMeta, lengths_of, response_window
-from lineage.trainer.replay_buffer import ReplayBufferError
-from lineage.trainer.rollout.base import SamplingParams
+from lineage.trainer.dump import Sample, dump_rollouts
+from lineage.trainer.metrics import StepTimer, aggregate_metrics
+from lineage.trainer.protocol import KVBatchMeta
 from lineage.trainer.setup import Parts, build_agent_loop_manager, build_parts
-from lineage.trainer.training import rows_of
-
-PARTITION = "train"
-Metrics = dict[str, float]
+from lineage.trainer.stages.advantage import compute_advantages
+from lineage.trainer.stages.balance import balance_batch
+from lineage.trainer.stages.checkpoint import load, save, save_is_due
+from lineage.trainer.stages.fields import Metrics
+from lineage.trainer.stages.log_prob import compute_old_log_prob, compute_ref_log_prob
+from lineage.trainer.stages.metrics import compute_metrics
+from lineage.trainer.stages.prompts import PARTITION, next_train_batch, register_prompts
+from lineage.trainer.stages.reward import compute_reward_colocate
+from lineage.trainer.stages.sample import sample_groups
+from lineage.trainer.stages.update import update_actor
+from lineage.trainer.stages.validate import validate, validation_is_due
 
 
 class Tracking(Protocol):
@@ -46,6 +36,9 @@ class Tracking(Protocol):
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Take one step's metrics."""
+
+    def log_generations(self, samples: Sequence[Sample], step: int) -> None:
+        """Show some answers of a validation."""
 
 
 class PPOTrainerSync:
@@ -66,7 +59,6 @@ class PPOTrainerSync:
         self.metrics: Metrics = {}
         self.timer = StepTimer()
         self._queue = queue
-        self.rollout_config = config.actor_rollout_ref.rollout
 
     # ------------------------------------------------------------------------------------------------------- init
 
@@ -77,15 +69,13 @@ class PPOTrainerSync:
 
     @traced("init", component="PPOTrainer.init", consumer="PPOTrainer.fit")
     def _setup(self) -> None:
-        """Tokenizer, dataloader, workers, reward loop, rollout, weight sync; the rollout then sleeps."""
+        """Everything of ``setup.build_parts``; the rollout then sleeps, and a run that goes on finds its place."""
         self.parts: Parts = build_parts(self.config, self._queue)
-        self.queue = self.parts.queue
-        self.worker = self.parts.worker
-        self.stream: PromptStream = self.parts.stream
-        self.replay_buffer = self.parts.replay_buffer
-        self.checkpoint_manager = self.parts.checkpoint_manager
-        self.checkpoint_manager.sleep_replicas()
+        self.parts.replay_buffer.refill = self._add_prompts_to_generate
+        self.parts.checkpoint_manager.sleep_replicas()
+        self.global_steps = load(self.parts, self.folder)
 
+    @traced("init", component="TaskRunner.init_agent_loop_manager", consumer="PPOTrainer.fit")
     def init_agent_loop_manager(self) -> AgentLoopManager:
         """The manager that runs the sessions, on the parts built by :meth:`init`."""
         return build_agent_loop_manager(self.config, self.parts)
@@ -106,7 +96,11 @@ class PPOTrainerSync:
         self.agent_loop_manager = agent_loop_manager or self.init_agent_loop_manager()
         try:
             self.on_init_end()
+            if self.config.trainer.val_before_train:
+                self._log(await self._validate())
             hooks.recorder().seal()
+            if self.config.trainer.val_only:
+                return
             while self.global_steps < self.total_training_steps:
                 self.global_steps += 1
                 hooks.recorder().step(self.global_steps)
@@ -114,320 +108,135 @@ class PPOTrainerSync:
                 try:
                     hooks.recorder().seal()
                 finally:  # a step that breaks a contract still has its metrics
-                    if self.tracking is not None:
-                        self.tracking.log(metrics, self.global_steps)
+                    self._log(metrics)
         finally:
             await self.agent_loop_manager.cancel()
 
     async def step(self) -> Metrics:
-        """One training step, from prompts to an empty queue; returns its metrics."""
-        self.metrics, self.timer = {}, StepTimer()
+        """One training step, from prompts to an empty queue; returns its metrics.
+
+        With ``parameter_sync_step`` K, K batches are sampled and trained on before the weights go to the rollout.
+        """
+        self.timer, batches, made = StepTimer(), list[KVBatchMeta](), list[Metrics]()
         with self.timer("step"):
             self.prepare_step()
-            batch = await self._step_once()
-            if self._save_is_due():
+            for _ in range(self.config.trainer.v1.sync.parameter_sync_step):
+                self.metrics = {}
+                batches.append(await self._step_once(batches))
+                made.append(self.metrics)
+            batch = KVBatchMeta.concat(batches)
+            if save_is_due(self.parts, self.global_steps):
                 with self.timer("save_checkpoint"):
-                    self._save_checkpoint()
+                    save(self.parts, self.folder, self.global_steps)
             with self.timer("update_weights"):
                 self.on_step_end()
-        self._compute_metrics(batch)
+        self.metrics = aggregate_metrics(made, [part.real for part in batches])
+        if validation_is_due(self.parts, self.global_steps):
+            with self.timer("testing"):
+                self.metrics.update(await self._validate())
+        metrics = compute_metrics(self.parts, batch, self.metrics, self.timer, self.global_steps)
         if self.config.trainer.rollout_data_dir:
             self._log_rollout_data(batch)
         self._clear(batch)
-        return self.metrics
+        return metrics
 
     def prepare_step(self) -> None:
         """Submit the prompts of this step; their sessions run while the step waits for them."""
         self._add_batch_to_generate()
 
-    async def _step_once(self) -> KVBatchMeta:
-        """What happens to one batch, in the seeds' order; returns its keys and tags, padding rows included."""
+    async def _step_once(self, before: Sequence[KVBatchMeta] = ()) -> KVBatchMeta:
+        """What happens to one batch, in the seeds' order; returns its keys and tags, padding rows included.
+
+        Args:
+            before: batches of this step that were trained on already.
+        """
+        parts, metrics = self.parts, self.metrics
         with self.timer("gen"):
             batch = await self._sample()
-            self.on_sample_end()
+            batch.extra_info["sub_step"] = len(before)
+            if not before:  # all sessions of the step have ended: the later batches lie in the queue
+                self.on_sample_end()
+        if parts.reward.colocated:
+            with self.timer("reward"):
+                await compute_reward_colocate(parts, batch)
         with self.timer("balance"):
-            batch = self._balance_batch(batch)
+            batch, balanced = balance_batch(parts, batch, self.global_steps)
+            metrics.update(balanced)
         with self.timer("old_log_prob"):
-            self._compute_old_log_prob(batch)
-        if self.parts.with_reference:
+            metrics.update(compute_old_log_prob(parts, batch))
+        if parts.with_reference:
             with self.timer("ref"):
-                self._compute_ref_log_prob(batch)
+                compute_ref_log_prob(parts, batch)
         with self.timer("adv"):
-            self._compute_advantage(batch)
+            metrics.update(compute_advantages(parts, batch))
         with self.timer("update_actor"):
-            self._update_actor(batch)
+            metrics.update(update_actor(parts, batch, self.global_steps, before))
         return batch
 
     # -------------------------------------------------------------------------------------------- hooks of the mode
 
     def on_init_end(self) -> None:
-        """The first sync: version 0 goes to the rollout before any request."""
-        self.checkpoint_manager.update_weights(0)
+        """The first sync, before any request: version 0, or that of the checkpoint."""
+        self.parts.checkpoint_manager.update_weights(self.global_steps)
 
     def on_sample_end(self) -> None:
         """Generation of the step has ended: the rollout sleeps until it has the new weights."""
-        self.checkpoint_manager.sleep_replicas()
+        self.parts.checkpoint_manager.sleep_replicas()
 
     def on_step_end(self) -> None:
         """The actor's weights after this step become the rollout's version ``global_steps``."""
-        self.checkpoint_manager.update_weights(self.global_steps)
+        self.parts.checkpoint_manager.update_weights(self.global_steps)
 
-    # ------------------------------------------------------------------------------------------------------ prompts
+    def on_validate_begin(self) -> None:
+        """Nothing to do: the last sync has left the rollout awake, with the weights of ``global_steps``."""
+
+    def on_validate_end(self) -> None:
+        """Nothing to do: the next step generates with the same weights, and the rollout sleeps once that is sampled."""
+
+    # ------------------------------------------------------------------------------------------------- both ends
 
     def _add_batch_to_generate(self) -> None:
-        batch = self._next_train_batch()
-        self._submit_batch_to_rollout(batch)
+        self._add_prompts_to_generate(self.config.data.train_batch_size)
+
+    def _add_prompts_to_generate(self, num_prompts: int) -> None:
+        """Submit so many prompts; the replay buffer asks for more of them when it has left groups out."""
+        batch = next_train_batch(self.parts, self.global_steps, num_prompts)
+        register_prompts(self.parts, batch)
         # outside every stage: a task inherits the stage it is started in
         self.agent_loop_manager.generate_sequences(batch)
 
-    @traced("dataset", component="RLHFDataset.__getitem__", consumer="PPOTrainer._add_batch_to_generate")
-    def _next_train_batch(self) -> DataProto:
-        """The next prompts of the dataset, each with its uid."""
-        batch = self.stream.next_batch()
-        columns = batch.non_tensor_batch
-        indexes = [int(index) for index in columns["index"]]
-        names = ("raw_prompt", "data_source", "reward_model", "extra_info", "index")
-        rows: dict[str, Any] = {name: list(columns[name]) for name in names if name in columns}
-        rows.update(batch.batch.items())
-        hooks.current().produce(
-            rows,
-            keys=[str(index) for index in indexes],
-            entity="dataset_row",
-            columns={"source_index": indexes, "data_source": [str(source) for source in columns["data_source"]]},
-        )
-        batch.meta_info = {
-            "global_steps": self.global_steps,
-            "partition_id": PARTITION,
-            "expected": self.rollout_config.n,
-            "sampling_params": self._sampling_params(),
-        }
-        return batch
-
-    @traced("prompt", component="PPOTrainer._submit_batch_to_rollout", consumer="AgentLoopWorker.run")
-    def _submit_batch_to_rollout(self, batch: DataProto) -> None:
-        """Register each uid as a pending prompt."""
-        columns = batch.non_tensor_batch
-        uids = [str(uid) for uid in columns["uid"]]
-        expected = [self.rollout_config.n] * len(uids)
-        hooks.current().produce(
-            {"uid": uids},
-            keys=uids,
-            entity="prompt",
-            columns={
-                "source_index": [int(index) for index in columns["index"]],
-                "data_source": [str(source) for source in columns["data_source"]],
-                "expected": expected,
-            },
-        )
-        tag = {"is_prompt": True, "status": "pending", "global_steps": self.global_steps}
-        tags = [{**tag, "expected": sessions} for sessions in expected]
-        self.queue.kv_batch_put(keys=uids, partition_id=PARTITION, tags=tags)
-
-    def _sampling_params(self) -> SamplingParams:
-        rollout = self.rollout_config
-        return SamplingParams(
-            temperature=rollout.temperature,
-            top_p=rollout.top_p,
-            top_k=rollout.top_k,
-            do_sample=rollout.do_sample,
-            ignore_eos=rollout.ignore_eos,
-            logprobs_mode=rollout.logprobs_mode,
-            seed=self.config.trainer.seed,
-        )
-
-    # ------------------------------------------------------------------------------------------------------- stages
-
     async def _sample(self) -> KVBatchMeta:
-        """Wait for the step's groups, then for the workers: nothing may write behind the step's back."""
-        manager = self.agent_loop_manager
-        try:
-            batch = await self.replay_buffer.sample(
-                self.global_steps,
-                PARTITION,
-                self.config.data.train_batch_size,
-                still_running=lambda: manager.running,
-            )
-        except ReplayBufferError:
-            await manager.join()  # a worker's own error says more than the batch it spoilt
-            raise
-        await manager.join()
+        """Wait for a batch of groups and for the workers: nothing may write behind the step's back."""
+        manager, several = self.agent_loop_manager, self.config.trainer.v1.sync.parameter_sync_step
+        if several > 1:
+            await manager.join()  # all groups are there before the first of them are taken: no race says which
+        groups = self.config.data.train_batch_size // several
+        batch = await sample_groups(self.parts, manager, self.global_steps, PARTITION, groups)
+        self.metrics.update(self.parts.replay_buffer.metrics)
         return batch
 
-    @traced("balance", component="PPOTrainer._balance_batch", consumer="ActorRolloutRefWorker")
-    def _balance_batch(self, batch: KVBatchMeta) -> KVBatchMeta:
-        """Pad the batch so that it divides, then deal rows of like work to the data-parallel ranks."""
-        ranks = self.worker.get_data_parallel_size()
-        missing = missing_rows(len(batch), required_multiple(self._mini_batch_rows, ranks))
-        if missing:
-            batch = self._add_padding(batch, missing)
-        seq_lens = [tag["seq_len"] for tag in batch.tags]
-        balance = balance_rows(seq_lens, ranks if self.config.trainer.balance_batch else 1)
-        batch.reorder(balance.order)
-        hooks.current().reorder(batch.keys, source_index=balance.order, tags=batch.tags)
-        real = [tag["seq_len"] for tag in batch.tags if not tag["is_padding"]]
-        self.metrics.update(balance_metrics(balance.loads_before, balance.loads_after, real))
-        return batch
+    async def _validate(self) -> Metrics:
+        self.on_validate_begin()
+        metrics, samples = await validate(self.parts, self.agent_loop_manager, self.global_steps)
+        self.on_validate_end()
+        shown = self.config.trainer.log_val_generations
+        if shown and self.tracking is not None:
+            self.tracking.log_generations(samples[:shown], self.global_steps)
+        return metrics
 
-    def _add_padding(self, batch: KVBatchMeta, count: int) -> KVBatchMeta:
-        like = self.queue.kv_batch_get(keys=batch.keys[:1], partition_id=batch.partition_id)
-        rows = padding_rows(count, batch.tags[0], seed=self.config.trainer.seed, global_steps=self.global_steps)
-        fields = padding_fields(like, rows, self.parts.eos_token_ids[0])
-        self.queue.kv_batch_put(keys=rows.keys, partition_id=batch.partition_id, fields=fields, tags=rows.tags)
-        hooks.current().keys("pad", rows.keys, columns={"is_padding": [True] * count})
-        return KVBatchMeta(
-            batch.keys + rows.keys, batch.tags + rows.tags, batch.partition_id, extra_info=batch.extra_info
-        )
-
-    @traced("old_log_prob", component="PPOTrainer._compute_old_log_prob", consumer="PPOTrainer._compute_advantage")
-    def _compute_old_log_prob(self, batch: KVBatchMeta) -> None:
-        """The actor scores the batch; its values cut to the response become ``old_log_probs`` and ``entropy``."""
-        self.worker.compute_log_prob(batch)
-        sampled = ["rollout_log_probs"] if self.rollout_config.calculate_log_probs else []
-        data = fetch(self.queue, batch, ["log_probs", "entropy", "response_mask", *sampled])
-        mask = data["response_mask"]
-        old_log_probs = self._response_part(data["log_probs"], mask)
-        entropy = self._response_part(data["entropy"], mask)
-        self._put(batch, {"old_log_probs": old_log_probs, "entropy": entropy})
-        keep = mask.values().bool()
-        self.metrics["actor/entropy"] = float(entropy.values()[keep].double().mean()) if keep.any() else 0.0
-        if sampled:
-            rollout = data["rollout_log_probs"]
-            hooks.current().compare(
-                "old_log_probs", old_log_probs, "rollout_log_probs", rollout, mask=mask, keys=batch.keys
-            )
-            self.metrics.update(compute_rollout_metrics(old_log_probs.values(), rollout.values(), mask.values()))
-
-    @traced("ref_log_prob", component="PPOTrainer._compute_ref_log_prob", consumer="PPOTrainer._compute_advantage")
-    def _compute_ref_log_prob(self, batch: KVBatchMeta) -> None:
-        """The frozen reference scores the batch; cut to the response it becomes ``ref_log_prob``."""
-        self.worker.compute_ref_log_prob(batch)
-        data = fetch(self.queue, batch, ["log_probs", "response_mask", "old_log_probs"])
-        mask = data["response_mask"]
-        ref_log_prob = self._response_part(data["log_probs"], mask)
-        self._put(batch, {"ref_log_prob": ref_log_prob})
-        hooks.current().compare(
-            "ref_log_prob", ref_log_prob, "old_log_probs", data["old_log_probs"], mask=mask, keys=batch.keys
-        )
-
-    @traced("advantage", component="PPOTrainer._compute_advantage", consumer="ActorRolloutRefWorker.update_actor")
-    def _compute_advantage(self, batch: KVBatchMeta) -> None:
-        """Group-relative advantages in padded form, written back jagged."""
-        names = ["uid", "response_mask", "rm_scores", "old_log_probs"]
-        names += ["rollout_log_probs"] if self.rollout_config.calculate_log_probs else []
-        names += ["ref_log_prob"] if self.parts.with_reference else []
-        nested = fetch(self.queue, batch, names)
-        lengths = lengths_of(nested["response_mask"])
-        stage, spans = hooks.current(), {"response": lengths.tolist()}
-        data = DataProto.from_tensordict(nested)
-        stage.pad(data, keys=batch.keys, lengths=spans)
-        mask = data.batch["response_mask"]
-        # use_kl_in_reward would take the KL penalty off here; without it the rewards are the scores
-        scores = data.batch["rm_scores"]
-        result = compute_advantage(
-            scores,
-            mask,
-            batch.keys,
-            uids=data.non_tensor_batch["uid"].tolist(),
-            is_padding=[tag["is_padding"] for tag in batch.tags],
-            norm_by_std=self.config.algorithm.norm_adv_by_std_in_grpo,
-        )
-        made = {
-            "token_level_scores": scores,
-            "token_level_rewards": scores,
-            "advantages": result.advantages,
-            "returns": result.returns,
-        }
-        stage.forward(made, keys=batch.keys, mask=mask, lengths=spans)
-        data.batch.update({"advantages": result.advantages, "returns": result.returns})
-        fields = data.to_nested(["advantages", "returns"], lengths)
-        stage.unpad(fields, keys=batch.keys, mask=nested["response_mask"])
-        self._put(batch, dict(fields.items()))
-
-    def _update_actor(self, batch: KVBatchMeta) -> None:
-        """Hand the batch to the actor with the plan of its update."""
-        actor, seed = self.config.actor_rollout_ref.actor, self.config.trainer.seed
-        data_seed = seed if actor.data_loader_seed is None else actor.data_loader_seed
-        batch.extra_info.update(
-            global_steps=self.global_steps,
-            mini_batch_size=self._mini_batch_rows,
-            epochs=actor.ppo_epochs,
-            temperature=self.rollout_config.temperature,
-            shuffle_seed=data_seed * 100_003 + self.global_steps if actor.shuffle else None,
-        )
-        self.metrics.update(self.worker.update_actor(batch))
-
-    # ------------------------------------------------------------------------------------------------ after the update
-
-    def _save_is_due(self) -> bool:
-        every = self.config.trainer.save_freq
-        return every > 0 and (self.global_steps % every == 0 or self.global_steps == self.total_training_steps)
-
-    @traced("checkpoint", component="PPOTrainer._save_checkpoint")
-    def _save_checkpoint(self) -> None:
-        trainer = self.config.trainer
-        folder = Path(trainer.default_local_dir or self.folder / "checkpoints")
-        actor = self.worker.actor
-        save_checkpoint(folder, self.global_steps, actor, self.stream.state_dict(), keep=trainer.max_actor_ckpt_to_keep)
-        weights = hooks.Weights(self.worker.version, "actor", training=actor.module.training)
-        hooks.current().params("produce", dict(self.worker.state_dict()), field="checkpoint", weights=weights)
-
-    @traced("metrics", component="PPOTrainer._compute_metrics")
-    def _compute_metrics(self, batch: KVBatchMeta) -> None:
-        """Data, throughput and time, over real rows."""
-        names = ["advantages", "num_turns", "prompts", "response_mask", "responses", "returns", "rm_scores"]
-        data = fetch(self.queue, batch, names)
-        real = [row for row, tag in enumerate(batch.tags) if not tag["is_padding"]]
-
-        def rows(name: str) -> list[Tensor]:
-            column = rows_of(data[name])
-            return [column[row] for row in real]
-
-        seconds = self.timer.seconds.get("step", 0.0)
-        tokens = sum(batch.tags[row]["seq_len"] for row in real)
-        self.metrics.update(
-            compute_data_metrics(
-                DataRows(
-                    rm_scores=rows("rm_scores"),
-                    token_level_rewards=rows("rm_scores"),
-                    advantages=rows("advantages"),
-                    returns=rows("returns"),
-                    response_mask=rows("response_mask"),
-                    prompt_lens=lengths_of(data["prompts"])[real],
-                    num_turns=data["num_turns"][real],
-                    clipped_at=self.parts.response_length,
-                    prompts_clipped_at=self.parts.prompt_length,
-                )
-            )
-        )
-        self.metrics.update(compute_throughput_metrics(tokens, seconds, self.worker.get_data_parallel_size()))
-        self.metrics.update(self.timer.metrics())
-        self.metrics["training/global_step"] = float(self.global_steps)
-        self.metrics["training/epoch"] = float(self.stream.epoch)
-        hooks.current().metrics(self.metrics, attrs={"over": f"{len(batch)},{len(real)}"})
+    def _log(self, metrics: Metrics) -> None:
+        if self.tracking is not None:
+            self.tracking.log(metrics, self.global_steps)
 
     @traced("dump", component="PPOTrainer._log_rollout_data")
     def _log_rollout_data(self, batch: KVBatchMeta) -> None:
-        folder = Path(self.config.trainer.rollout_data_dir)
-        dump_rollouts(folder, self.global_steps, self.queue, batch, self.parts.tokenizer)
+        folder = Path(self.config.trainer.rollout_data_dir).expanduser()
+        dump_rollouts(folder, self.global_steps, self.parts.queue, batch, self.parts.tokenizer)
+        left_out = len(batch) - batch.real
+        attrs = {"lines": str(batch.real), "padding_left_out": str(left_out)}
+        hooks.current().event("produce", "jsonl", attrs=attrs)
 
     @traced("clear", component="PPOTrainer.fit")
     def _clear(self, batch: KVBatchMeta) -> None:
         """Forget every trajectory of the step; the prompt keys went when the batch was sampled."""
-        self.queue.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
-
-    # ----------------------------------------------------------------------------------------------------- shorthand
-
-    @property
-    def _mini_batch_rows(self) -> int:
-        """M x G: rows of a PPO mini-batch over all ranks."""
-        return self.config.actor_rollout_ref.actor.ppo_mini_batch_size * self.rollout_config.n
-
-    @staticmethod
-    def _response_part(values: Tensor, response_mask: Tensor) -> Tensor:
-        """Full-sequence jagged values cut to the response, whose length is the mask's."""
-        seq_lens, response_lens = lengths_of(values), lengths_of(response_mask)
-        return response_window(values, seq_lens - response_lens, seq_lens)
-
-    def _put(self, batch: KVBatchMeta, columns: dict[str, Tensor]) -> None:
-        fields = TensorDict(columns, batch_size=[len(batch)])
-        self.queue.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+        self.parts.queue.kv_clear(keys=batch.keys, partition_id=batch.partition_id)

@@ -28,9 +28,21 @@ def nested_from_list(rows: Sequence[Tensor]) -> Tensor:
     return nested_from_values(torch.cat(list(rows)), lengths)
 
 
+def nested_tokens_last(rows: Sequence[Tensor]) -> Tensor:
+    """Rows ``(j)``, or ``(k, j)`` of one k (position_ids of several axes), as one jagged tensor, ragged on the last."""
+    lengths = torch.tensor([row.shape[-1] for row in rows], dtype=torch.int64)
+    values = torch.cat(list(rows), dim=-1)
+    return torch.nested.nested_tensor_from_jagged(values, offsets_of(lengths), jagged_dim=values.dim())
+
+
 def nested_from_values(values: Tensor, lengths: Tensor) -> Tensor:
     """Flat values ``(sum(lengths), ...)`` as a jagged tensor ``(batch, j, ...)`` sharing their memory."""
     return torch.nested.nested_tensor_from_jagged(values, offsets_of(lengths).to(values.device))
+
+
+def tokens_last(nested: Tensor) -> bool:
+    """True of a jagged tensor that is ragged on the second axis of its rows, which are ``(k, j)``."""
+    return nested._ragged_idx == 2  # type: ignore[attr-defined]  # torch has no public name for it
 
 
 def offsets_of(lengths: Tensor) -> Tensor:
@@ -44,7 +56,7 @@ def lengths_of(nested: Tensor) -> Tensor:
 
 
 def nested_to_padded(nested: Tensor, *, side: str = "right", padding: float = 0, width: int | None = None) -> Tensor:
-    """Jagged ``(batch, j, ...)`` to dense ``(batch, width, ...)``.
+    """Jagged ``(batch, j, ...)`` to dense ``(batch, width, ...)``, jagged ``(batch, k, j)`` to ``(batch, k, width)``.
 
     Args:
         side: where the padding goes, ``left`` or ``right``.
@@ -55,13 +67,15 @@ def nested_to_padded(nested: Tensor, *, side: str = "right", padding: float = 0,
         ValueError: a row is longer than ``width``.
     """
     lengths, values = lengths_of(nested), nested.values()
+    if tokens_last(nested):
+        values = values.T
     longest = int(lengths.max()) if len(lengths) else 0
     width = longest if width is None else width
     if longest > width:
         raise ValueError(f"a row of {longest} elements does not fit a padded width of {width}")
     padded = values.new_full((len(lengths), width, *values.shape[1:]), padding)
     padded[valid_mask(lengths, width, side=side)] = values
-    return padded
+    return padded.transpose(1, 2) if tokens_last(nested) else padded
 
 
 def padded_to_nested(padded: Tensor, lengths: Tensor, *, side: str = "right") -> Tensor:
@@ -264,6 +278,11 @@ class KVBatchMeta:
     def size(self) -> int:
         """Number of keys."""
         return len(self.keys)
+
+    @property
+    def real(self) -> int:
+        """Number of keys that are no padding."""
+        return sum(not tag.get("is_padding", False) for tag in self.tags)
 
     def __len__(self) -> int:
         return len(self.keys)

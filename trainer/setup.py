@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -10,19 +10,48 @@ from omegaconf import OmegaConf
 
 from lineage import hooks
 from lineage.hooks import UserError, Weights
-from lineage.trainer.actor import ActorRolloutRefWorker, resident_copy
-from lineage.trainer.agent_loop import AgentLoopManager, AgentLoopWorker, LoopContext, agent_loop
+from lineage.trainer.actor import ActorRolloutRefWorker
+from lineage.trainer.agent_loop import (
+    AgentLoopManager,
+    AgentLoopWorker,
+    LoopContext,
+    MultiTurn,
+    agent_loop,
+    agent_loop_manager_class,
+    register_agent_loops,
+)
+from lineage.trainer.checkpoint import Stateful
 from lineage.trainer.config import need_reference_policy
-from lineage.trainer.dataset import RLHFDataset, make_dataloader
+from lineage.trainer.dataset import DatasetError, RLHFDataset, make_dataloader
 from lineage.trainer.engine.topology import topology_of
-from lineage.trainer.models import eos_token_ids, find_model, load_model, load_tokenizer
-from lineage.trainer.prompts import PromptStream
+from lineage.trainer.kl_control import KLController, kl_controller
+from lineage.trainer.models import ModelSource, eos_token_ids, find_model, load_model, load_tokenizer
+from lineage.trainer.prompts import PromptStream, ValidationPrompts
 from lineage.trainer.queue import LocalTransferQueue
-from lineage.trainer.replay_buffer import ReplayBuffer
-from lineage.trainer.reward import RewardLoopWorker, reward_manager
+from lineage.trainer.replay_buffer import RefillPolicy, ReplayBuffer
+from lineage.trainer.reward import RewardLoopManager, reward_manager
+from lineage.trainer.rng import seed_all
 from lineage.trainer.rollout.base import RolloutEngine
 from lineage.trainer.rollout.hf import HFRollout
+from lineage.trainer.tools.config import load_interactions, load_tools
 from lineage.trainer.weight_sync import CheckpointEngineManager
+
+
+@dataclass(frozen=True)
+class ResourcePool:
+    """Devices by node and the roles they are for (verl ``RayResourcePool``).
+
+    In embedded mode nothing is reserved: this process plays every rank in turn, and the pool says which it plays.
+    """
+
+    name: str
+    process_on_nodes: tuple[int, ...]
+    roles: tuple[str, ...]
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the pool."""
+        return sum(self.process_on_nodes)
 
 
 @dataclass
@@ -30,17 +59,24 @@ class Parts:
     """Everything a trainer is made of.
 
     Attributes:
+        config: the resolved configuration they were made by.
+        stream: prompts of the training.
+        validation: prompts of the validation; None without ``data.val_files``.
         prompt_length, response_length: limits in tokens.
         eos_token_ids: ids that end a response, the first one fills padding rows.
-        with_reference: a frozen reference policy exists.
+        with_reference: a reference policy exists.
+        kl_controller: coefficient of the KL in the reward; unused without ``algorithm.use_kl_in_reward``.
+        stateful: what else a checkpoint keeps, by name: things with ``state_dict`` and ``load_state_dict``.
     """
 
+    config: Any
     tokenizer: Any
     stream: PromptStream
+    validation: ValidationPrompts | None
     queue: Any
     worker: ActorRolloutRefWorker
     rollout: RolloutEngine
-    reward: RewardLoopWorker
+    reward: RewardLoopManager
     replay_buffer: ReplayBuffer
     checkpoint_manager: CheckpointEngineManager
     total_training_steps: int
@@ -48,67 +84,189 @@ class Parts:
     response_length: int
     eos_token_ids: list[int]
     with_reference: bool
+    kl_controller: KLController
+    stateful: dict[str, Stateful] = field(default_factory=dict)
 
 
 def build_parts(config: Any, queue: Any = None) -> Parts:
-    """Tokenizer, dataloader, actor and reference, reward loop, rollout, weight sync; records the ``init`` rows.
+    """Tokenizer, dataloader, resource pool, workers, actor and reference, reward loop, rollout, weight sync.
+
+    The order is verl's ``PPOTrainer._setup``; each of them is an event of the open ``init`` stage, by verl's name.
 
     Args:
         config: resolved configuration.
         queue: TransferQueue's interface; None makes the in-process store.
     """
-    trainer, data = config.trainer, config.data
-    model, rollout_config = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
-    torch.manual_seed(trainer.seed)  # nothing here draws from it; a model with dropout would
+    seed_all(config.trainer.seed)
+    rollout_config, traced_queue = config.actor_rollout_ref.rollout, trace_queue(queue)
+    source, tokenizer = _init_tokenizer(config)
+    stream, validation, steps = _init_dataloader(config, tokenizer)
+    pool = create_resource_pool(config)
+    spawn_worker_groups(pool)
+    module = load_module(config, source)
+    worker = init_model(config, traced_queue, module, tokenizer, steps)
+    reward = init_reward_loop_manager(config, tokenizer)
+    rollout = init_llm_server_manager(config, worker.policy.resident_copy(), tokenizer)
+    checkpoint_manager = init_checkpoint_engine_manager(config, worker, rollout)
+    controller = kl_controller(config.algorithm.kl_ctrl)
+    return Parts(
+        config=config,
+        tokenizer=tokenizer,
+        stream=stream,
+        validation=validation,
+        queue=traced_queue,
+        worker=worker,
+        rollout=rollout,
+        reward=reward,
+        replay_buffer=ReplayBuffer(traced_queue, policy=RefillPolicy.of(config)),
+        checkpoint_manager=checkpoint_manager,
+        total_training_steps=steps,
+        prompt_length=rollout_config.prompt_length or config.data.max_prompt_length,
+        response_length=rollout_config.response_length or config.data.max_response_length,
+        eos_token_ids=eos_token_ids(module, tokenizer),
+        with_reference=need_reference_policy(config),
+        kl_controller=controller,
+        stateful={"kl_ctrl": controller} if config.algorithm.use_kl_in_reward else {},
+    )
+
+
+def trace_queue(queue: Any = None) -> Any:
+    """TransferQueue's interface with a recorder's eyes on it; None makes the in-process store."""
+    return hooks.trace_queue(queue if queue is not None else LocalTransferQueue())
+
+
+def _init_tokenizer(config: Any) -> tuple[ModelSource, Any]:
+    model = config.actor_rollout_ref.model
     source = find_model(model.path, model.tokenizer_path)
     tokenizer = load_tokenizer(source, trust_remote_code=model.trust_remote_code)
+    _made("_init_tokenizer", vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
+    return source, tokenizer
+
+
+def _init_dataloader(config: Any, tokenizer: Any) -> tuple[PromptStream, ValidationPrompts | None, int]:
+    """The two streams of prompts, and the steps of the run.
+
+    A made task makes other rows for the validation than for the training: its seed is the next one.
+    """
+    data, trainer = config.data, config.trainer
     seed = trainer.seed if data.seed is None else data.seed
-    dataset = RLHFDataset(data.train_files, tokenizer, data, seed=seed, max_samples=data.train_max_samples)
-    dataloader = make_dataloader(dataset, batch_size=data.train_batch_size, shuffle=data.shuffle, seed=seed)
-    steps = trainer.total_training_steps or trainer.total_epochs * len(dataloader)
-    module = load_model(
+    rollout = config.actor_rollout_ref.rollout
+    prompts: dict[str, Any] = {  # what else the lengths of prompts depend on
+        "tool_schemas": {
+            name: tool.tool_schema for name, tool in load_tools(rollout.multi_turn.tool_config_path).items()
+        },
+        "default_agent_loop": rollout.agent.default_agent_loop,
+    }
+    train = RLHFDataset(data.train_files, tokenizer, data, seed=seed, max_samples=data.train_max_samples, **prompts)
+    # groups are replaced one by one, so their prompts are fetched so
+    fetched = 1 if RefillPolicy.of(config).evicts else data.gen_batch_size or data.train_batch_size
+    if len(train) < data.train_batch_size:
+        raise DatasetError(f"{len(train)} rows are fewer than data.train_batch_size={data.train_batch_size}")
+    dataloader = make_dataloader(train, batch_size=fetched, shuffle=data.shuffle, seed=seed)
+    validation = None
+    if data.val_files is not None:
+        rows = RLHFDataset(data.val_files, tokenizer, data, seed=seed + 1, max_samples=data.val_max_samples, **prompts)
+        validation = ValidationPrompts(
+            rows, batch_size=data.val_batch_size, shuffle=data.validation_shuffle, seed=trainer.seed
+        )
+    steps = trainer.total_training_steps or trainer.total_epochs * (len(train) // data.train_batch_size)
+    _made(
+        "_init_dataloader",
+        train_rows=len(train),
+        train_rows_dropped=train.dropped,
+        gen_batch_size=fetched,
+        val_rows=0 if validation is None else len(validation),
+        total_training_steps=steps,
+    )
+    return PromptStream(dataloader, trainer.seed), validation, steps
+
+
+def create_resource_pool(config: Any) -> ResourcePool:
+    """The pool of all ranks; actor, rollout and, if one is needed, reference share it (verl ``global_pool``)."""
+    nodes = (config.trainer.n_gpus_per_node,) * config.trainer.nnodes
+    role = "actor_rollout_ref" if need_reference_policy(config) else "actor_rollout"
+    pool = ResourcePool("global_pool", nodes, (role,))
+    _made("create_resource_pool", name=pool.name, process_on_nodes=list(nodes), world_size=pool.world_size)
+    return pool
+
+
+def spawn_worker_groups(pool: ResourcePool) -> None:
+    """One worker group for the roles of the pool: in embedded mode it is this process, and nothing is started."""
+    _made("spawn", roles=",".join(pool.roles), world_size=pool.world_size, processes=1)
+
+
+def load_module(config: Any, source: ModelSource) -> torch.nn.Module:
+    """The model to train, on its device."""
+    model = config.actor_rollout_ref.model
+    module: torch.nn.Module = load_model(
         source,
         dtype=config.actor_rollout_ref.actor.fsdp_config.model_dtype,
-        device=device_of(trainer.device),
+        device=device_of(config.trainer.device),
         trust_remote_code=model.trust_remote_code,
         override_config=OmegaConf.to_container(model.override_config),
     )
     use_few_threads(module)
-    ends = eos_token_ids(module, tokenizer)
-    traced_queue = hooks.trace_queue(queue if queue is not None else LocalTransferQueue())
-    topology = topology_of(config)
+    return module
+
+
+def init_model(
+    config: Any, queue: Any, module: torch.nn.Module, tokenizer: Any, total_training_steps: int
+) -> ActorRolloutRefWorker:
+    """The engine of the actor and, if one is needed, the reference; records their first weights and the topology."""
     with_reference = need_reference_policy(config)
+    several = config.trainer.v1.sync.parameter_sync_step
     worker = ActorRolloutRefWorker(
-        traced_queue,
+        queue,
         module,
         config.actor_rollout_ref,
-        topology,
-        total_training_steps=steps,
+        topology_of(config),
+        correction=config.algorithm.rollout_correction,
+        total_training_steps=total_training_steps * several,  # its schedule moves once a batch
         pad_token_id=tokenizer.pad_token_id,
         with_reference=with_reference,
     )
+    parameters = sum(parameter.numel() for parameter in module.parameters())
+    _made("init_model", parameters=parameters, with_reference=with_reference)
     record_init(worker)
+    return worker
+
+
+def init_reward_loop_manager(config: Any, tokenizer: Any) -> RewardLoopManager:
+    """Who scores the trajectories, in the agent loop or after it."""
+    colocated = config.reward.reward_model.enable
+    reward = RewardLoopManager(reward_manager(config.reward, tokenizer), colocated=colocated)
+    _made("RewardLoopManager", reward_manager=config.reward.reward_manager, colocated=colocated)
+    return reward
+
+
+def init_llm_server_manager(config: Any, module: torch.nn.Module, tokenizer: Any) -> RolloutEngine:
+    """The rollout engine, with a copy of the model of its own; it has no weights to serve by before the first sync.
+
+    Args:
+        module: that copy.
+    """
     rollout = HFRollout(
-        resident_copy(module),
-        eos_token_ids=ends,
+        module,
+        eos_token_ids=eos_token_ids(module, tokenizer),
         pad_token_id=tokenizer.pad_token_id,
-        max_num_seqs=rollout_config.max_num_seqs,
+        max_num_seqs=config.actor_rollout_ref.rollout.max_num_seqs,
     )
-    return Parts(
-        tokenizer=tokenizer,
-        stream=PromptStream(dataloader, trainer.seed),
-        queue=traced_queue,
-        worker=worker,
-        rollout=rollout,
-        reward=RewardLoopWorker(reward_manager(config.reward, tokenizer)),
-        replay_buffer=ReplayBuffer(traced_queue),
-        checkpoint_manager=CheckpointEngineManager(worker, [rollout], record_weights=config.trace.weights),
-        total_training_steps=steps,
-        prompt_length=rollout_config.prompt_length or data.max_prompt_length,
-        response_length=rollout_config.response_length or data.max_response_length,
-        eos_token_ids=ends,
-        with_reference=with_reference,
-    )
+    _made("LLMServerManager", name=config.actor_rollout_ref.rollout.name, replicas=1)
+    return rollout
+
+
+def init_checkpoint_engine_manager(
+    config: Any, worker: ActorRolloutRefWorker, rollout: RolloutEngine
+) -> CheckpointEngineManager:
+    """What carries the weights from the actor to the rollout."""
+    _made("CheckpointEngineManager", backend="naive", replicas=1)
+    return CheckpointEngineManager(worker, [rollout], record_weights=config.trace.weights)
+
+
+def _made(what: str, producer: str = "PPOTrainer._setup", **attrs: Any) -> None:
+    """One step of the initialisation, as an event of the ``init`` stage."""
+    text = {name: str(value) for name, value in attrs.items()}
+    hooks.current().event("produce", what, producer=producer, attrs=text)
 
 
 def record_init(worker: ActorRolloutRefWorker) -> None:
@@ -116,8 +274,8 @@ def record_init(worker: ActorRolloutRefWorker) -> None:
     stage = hooks.current()
     if not hooks.recorder().enabled:
         return
-    training = worker.actor.module.training
-    stage.params("produce", dict(worker.state_dict()), weights=Weights(0, "actor", training=training))
+    weights = Weights(0, "actor", adapter=worker.policy.adapter, training=worker.actor.module.training)
+    stage.params("produce", dict(worker.state_dict()), weights=weights)
     if worker.reference is not None:
         weights = Weights(0, "ref", training=worker.reference.training)
         stage.params("produce", dict(worker.reference.state_dict()), weights=weights)
@@ -127,7 +285,10 @@ def record_init(worker: ActorRolloutRefWorker) -> None:
 def build_agent_loop_manager(config: Any, parts: Parts) -> AgentLoopManager:
     """Agent-loop workers over the built parts (verl ``init_agent_loop_manager``)."""
     agent = config.actor_rollout_ref.rollout.agent
+    if agent.agent_loop_config_path is not None:
+        register_agent_loops(agent.agent_loop_config_path)
     agent_loop(agent.default_agent_loop)  # an unknown name is a mistake to report now, not in the first session
+    multi_turn = config.actor_rollout_ref.rollout.multi_turn
     context = LoopContext(
         rollout=parts.rollout,
         tokenizer=parts.tokenizer,
@@ -136,19 +297,30 @@ def build_agent_loop_manager(config: Any, parts: Parts) -> AgentLoopManager:
         truncation=config.data.truncation,
         template_kwargs=OmegaConf.to_container(config.data.apply_chat_template_kwargs),
         calculate_log_probs=config.actor_rollout_ref.rollout.calculate_log_probs,
+        multi_turn=MultiTurn(**{item.name: multi_turn[item.name] for item in fields(MultiTurn)}),
+        tools=load_tools(multi_turn.tool_config_path),
+        interactions=load_interactions(multi_turn.interaction_config_path),
     )
-    return AgentLoopManager(
+    manager: AgentLoopManager = agent_loop_manager_class(agent.agent_loop_manager_class)(
         [
             AgentLoopWorker(
                 parts.queue,
                 context,
-                parts.reward,
+                parts.reward.session_scorer,
                 default_agent_loop=agent.default_agent_loop,
                 seed=config.trainer.seed,
             )
             for _ in range(agent.num_workers)
         ]
     )
+    _made(
+        "init_agent_loop_manager",
+        producer="TaskRunner.init_agent_loop_manager",
+        num_workers=agent.num_workers,
+        default_agent_loop=agent.default_agent_loop,
+        manager=type(manager).__name__,
+    )
+    return manager
 
 
 # Parameters below which one thread is faster: operators this small cost less than waking a second core for them

@@ -8,8 +8,9 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 
 from lineage.hooks import LineageError
-from lineage.trainer.actor import ActorRolloutRefWorker, MissingDataError, fetch, resident_copy
+from lineage.trainer.actor import ActorRolloutRefWorker, MissingDataError, fetch, update_fields
 from lineage.trainer.config.actor_rollout_ref import ActorRolloutRefConfig
+from lineage.trainer.config.ppo_trainer import RolloutCorrectionConfig
 from lineage.trainer.dump import DumpError, dump_rollouts
 from lineage.trainer.engine.topology import embedded_topology
 from lineage.trainer.models import load_model
@@ -49,13 +50,21 @@ def batch():
 @pytest.fixture
 def worker(tiny, queue):
     """Actor and reference on the tiny model."""
+    return make_worker(tiny, queue)
+
+
+def make_worker(tiny, queue, lora_rank=0):
+    """The same, with an adapter of that rank."""
     model = load_model(tiny)
     use_few_threads(model)
+    config = OmegaConf.structured(ActorRolloutRefConfig())
+    config.model.lora_rank = lora_rank
     return ActorRolloutRefWorker(
         queue,
         model,
-        OmegaConf.structured(ActorRolloutRefConfig()),
+        config,
         embedded_topology(1, 1),
+        correction=OmegaConf.structured(RolloutCorrectionConfig()),
         total_training_steps=1,
         pad_token_id=0,
         with_reference=True,
@@ -81,7 +90,41 @@ def test_the_reference_is_a_frozen_copy(worker, queue, batch):
         worker.actor.module.lm_head.weight.mul_(2.0)
     worker.compute_ref_log_prob(batch)
     assert torch.equal(queue.kv_batch_get(KEYS, "train", ["log_probs"])["log_probs"].values(), first)
-    assert not any(parameter.requires_grad for parameter in worker.reference.parameters())
+    assert not any(parameter.requires_grad for parameter in worker.reference.module.parameters())
+
+
+def test_the_reference_of_an_adapter_is_the_model_it_is_on(tiny, queue, batch):
+    """At first it scores bit for bit like the actor; it stays when the adapter moves."""
+    worker = make_worker(tiny, queue, lora_rank=4)
+
+    def scored(compute):
+        compute(batch)
+        return queue.kv_batch_get(KEYS, "train", ["log_probs"])["log_probs"].values()
+
+    own, first = scored(worker.compute_log_prob), scored(worker.compute_ref_log_prob)
+    assert torch.equal(own, first)
+    with torch.no_grad():
+        for name, tensor in worker.actor.module.named_parameters():
+            if "lora_B" in name:
+                tensor.fill_(0.1)
+    assert torch.equal(scored(worker.compute_ref_log_prob), first)
+    assert not torch.allclose(scored(worker.compute_log_prob), own, atol=1e-3)
+
+
+def test_an_update_reads_what_its_loss_needs():
+    """The reference only for its term; the rewritten mask and the weights only where the correction leaves them."""
+
+    def extra(use_kl_loss=False, **correction):
+        actor = OmegaConf.structured(ActorRolloutRefConfig()).actor
+        actor.use_kl_loss = use_kl_loss
+        names = update_fields(actor, OmegaConf.structured(RolloutCorrectionConfig(**correction)))
+        return set(names) - {"input_ids", "attention_mask", "position_ids", "loss_mask", "old_log_probs", "advantages"}
+
+    assert extra() == set()
+    assert extra(use_kl_loss=True) == {"ref_log_prob"}
+    assert extra(rollout_is="token") == {"rollout_is_weights"}
+    assert extra(rollout_rs="token_k1") == {"response_mask"}
+    assert extra(bypass_mode=True, rollout_is="token", rollout_rs="token_k1") == set()
 
 
 def test_without_a_reference_there_is_nothing_to_compute(worker, batch):
@@ -102,7 +145,7 @@ def test_what_the_queue_drops_is_noticed(queue, batch):
 
 def test_weight_sync_gives_the_rollout_the_actors_weights(worker):
     """After a sync the engine has the actor's tensors bit for bit, under the version, awake, in a new cache epoch."""
-    rollout = HFRollout(resident_copy(worker.actor.module), eos_token_ids=[3], pad_token_id=0)
+    rollout = HFRollout(worker.policy.resident_copy(), eos_token_ids=[3], pad_token_id=0)
     manager = CheckpointEngineManager(worker, [rollout])
     with torch.no_grad():
         worker.actor.module.lm_head.weight.add_(0.5)

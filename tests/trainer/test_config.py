@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from importlib import resources
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from lineage.cli.run import EXPERIMENTS
 from lineage.hooks import UserError
 from lineage.trainer.config import (
     ConfigError,
     adapt_to_embedded,
     compose,
+    experiments,
     keys,
     loggers,
     need_reference_policy,
+    overridden,
     save,
     to_yaml,
     validate_config,
@@ -57,11 +64,7 @@ def test_every_override_of_the_script_is_accepted():
     assert config.actor_rollout_ref.rollout.n == 8
     assert config.data.truncation == "error"
     said = [line.split("=")[0].removeprefix("ignored: ") for line in lines]
-    assert said == [
-        "actor_rollout_ref.rollout.name",
-        "actor_rollout_ref.actor.use_dynamic_bsz",
-        "actor_rollout_ref.ref.fsdp_config.param_offload",
-    ]
+    assert said == ["actor_rollout_ref.rollout.name", "actor_rollout_ref.ref.fsdp_config.param_offload"]
     assert all("has no meaning in embedded mode" in line for line in lines)
 
 
@@ -154,10 +157,10 @@ def test_bad_override_is_one_line(override, expected):
     [
         ("mode=ray", "mode=ray is not supported; use one of: embedded"),
         ("algorithm.adv_estimator=gae", "use one of: grpo"),
-        ("algorithm.use_kl_in_reward=true", "actor_rollout_ref.actor.use_kl_loss=true"),
+        ("algorithm.kl_ctrl.type=linear", "use one of: fixed, adaptive"),
         ("trace.capture_text=true", "keeps no text"),
         ("rollout.name=trtllm", "use one of: hf"),
-        ("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum", "use one of: token-mean"),
+        ("actor_rollout_ref.actor.loss_agg_mode=mean", "token-mean, seq-mean-token-sum, seq-mean-token-mean"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=9", "greater than data.train_batch_size=8"),
         ("data.train_batch_size=0", "data.train_batch_size=0 must be greater than 0"),
         ("rollout.n=-1", "must be greater than 0"),
@@ -166,8 +169,8 @@ def test_bad_override_is_one_line(override, expected):
         ("rollout.temperature=0", "must be greater than 0"),
         ("rollout.top_p=1.5", "(0, 1]"),
         ("rollout.top_k=0", "-1 (all tokens)"),
-        ("trainer.logger=[console,wandb]", "unknown wandb; known: console, jsonl"),
-        ("trainer.resume_mode=resume_path", "use one of: disable, auto"),
+        ("trainer.logger=[console,swanlab]", "unknown swanlab; known: console, jsonl"),
+        ("trainer.resume_mode=latest", "use one of: disable, auto, resume_path"),
         ("trainer.device=tpu", "auto, cpu, cuda"),
         ("actor_rollout_ref.actor.optim.betas=[0.9]", "two numbers"),
         ("actor_rollout_ref.actor.clip_ratio=-0.1", "must not be negative"),
@@ -193,6 +196,103 @@ def test_a_batch_that_does_not_divide_is_padded_and_said():
 def test_no_reference_without_a_kl():
     """The reference policy is needed only when a KL is on."""
     assert not need_reference_policy(compose(["actor_rollout_ref.actor.use_kl_loss=false"]))
+
+
+@pytest.mark.parametrize("name", experiments.names())
+def test_every_experiment_composes_and_validates(name):
+    """Each named experiment is a valid configuration, and its file says what it shows."""
+    validate_config(compose([f"+experiment={name}"]))
+    text = (resources.files("lineage.trainer.config") / "experiment" / f"{name}.yaml").read_text("utf-8")
+    assert re.match(r"# @package _global_\n# .+\n# Look at .+\n\w+:", text)
+
+
+def test_help_lists_the_experiments_there_are():
+    """lineage run --help names every experiment file, and no other."""
+    assert list(EXPERIMENTS) == experiments.names()
+
+
+@given(st.permutations(["+experiment=merged_steps", "rollout.n=3", "data.seed=1"]))
+def test_an_experiment_stands_anywhere_and_typed_keys_win(overrides):
+    """Position among the overrides is free; a key typed beside an experiment that sets it keeps its value."""
+    config = compose(overrides)
+    assert config.trainer.v1.sync.parameter_sync_step == 2
+    assert (config.actor_rollout_ref.rollout.n, config.data.seed) == (3, 1)
+
+
+def test_several_experiments_are_applied_in_their_order(tmp_path):
+    """A list of experiments, or two of them, is one configuration; of a key both set, the last one's value stays."""
+    own = tmp_path / "last.yaml"
+    own.write_text("data: {train_batch_size: 3}\n")
+    both = compose([f"+experiment=[merged_steps,{own}]"])
+    assert (both.data.train_batch_size, both.trainer.v1.sync.parameter_sync_step) == (3, 2)
+    assert both == compose(["experiment=merged_steps", f"+experiment={own}"])
+
+
+def test_keys_of_an_experiment_count_as_typed(tmp_path):
+    """overridden() names them, first; the rules that look at what was typed take them for typed."""
+    own = tmp_path / "mine.yaml"
+    own.write_text(
+        "data: {train_batch_size: 2}\ntrainer: {total_epochs: 2}\nactor_rollout_ref: {actor: {strategy: fsdp}}\n"
+        "reward: {custom_reward_function: {reward_kwargs: {scale: 2}}}\n"
+    )
+    overrides = ["model.path=tiny", f"+experiment={own}"]
+    assert overridden(overrides) == [
+        "data.train_batch_size",
+        "trainer.total_epochs",
+        "actor_rollout_ref.actor.strategy",
+        "reward.custom_reward_function.reward_kwargs.scale",
+        "actor_rollout_ref.model.path",
+    ]
+    config = compose(overrides)
+    assert config.trainer.total_training_steps is None
+    assert config.actor_rollout_ref.actor.ppo_mini_batch_size == 2
+    assert adapt_to_embedded(config, overrides) == [
+        "ignored: actor_rollout_ref.actor.strategy=fsdp has no meaning in embedded mode"
+    ]
+    own.write_text("data: {train_batch_size: 2}\nactor_rollout_ref: {actor: {ppo_mini_batch_size: 4}}\n")
+    assert compose([f"+experiment={own}"]).actor_rollout_ref.actor.ppo_mini_batch_size == 4
+
+
+def test_an_experiment_can_build_on_another(tmp_path):
+    """The defaults list of a user's file is Hydra's: its keys come on top of those of the experiment it names."""
+    own = tmp_path / "mine.yaml"
+    own.write_text("defaults: [merged_steps, _self_]\ndata: {train_batch_size: 16}\n")
+    config = compose([f"+experiment={own}"])
+    assert (config.data.train_batch_size, config.trainer.v1.sync.parameter_sync_step) == (16, 2)
+    assert "trainer.v1.sync.parameter_sync_step" in overridden([f"+experiment={own}"])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("data: {train_batch: 2}", "data.train_batch_size"),
+        ("data: 3", "names a whole section"),
+        ("data: {train_batch_size: many}", "data.train_batch_size: Value 'many'"),
+        ("- a list", "not a mapping"),
+        ("data: {train_batch_size: 2", "not YAML"),
+        ("defaults: [nowhere]", "nowhere"),
+        (None, "cannot read the file: No such file"),
+    ],
+)
+def test_a_bad_experiment_file_is_one_line(tmp_path, text, expected):
+    """A user's file with a mistake is one line that names the file or the key."""
+    own = tmp_path / "mine.yaml"
+    if text is not None:
+        own.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        compose([f"+experiment={own}"])
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("word", "meant"), [("tool", "did you mean tools? "), ("zzzz", "")])
+def test_an_unknown_experiment_names_those_there_are(word, meant):
+    """One line with the nearest name, when one is near, and the list."""
+    with pytest.raises(ConfigError) as caught:
+        compose([f"+experiment={word}"])
+    assert f"no such experiment{':' if meant else ';'} {meant}there are {', '.join(experiments.names())}" in str(
+        caught.value
+    )
 
 
 def test_saved_yaml_reads_back(tmp_path):

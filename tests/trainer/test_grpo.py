@@ -60,7 +60,7 @@ def train(tmp_path):
 
 def weights(trainer):
     """The actor's parameters as one vector."""
-    return torch.cat([tensor.reshape(-1).float() for _, tensor in trainer.worker.state_dict()])
+    return torch.cat([tensor.reshape(-1).float() for _, tensor in trainer.parts.worker.state_dict()])
 
 
 def test_two_steps_finish_and_leave_nothing(train):
@@ -68,8 +68,8 @@ def test_two_steps_finish_and_leave_nothing(train):
     trainer = train()
     assert [step for step, _ in trainer.history] == [1, 2]
     assert trainer.store.resident() == (0, 0, 0)
-    assert trainer.worker.version == trainer.parts.rollout.version == 2
-    sent, received = dict(trainer.worker.state_dict()), trainer.parts.rollout.resident()
+    assert trainer.parts.worker.version == trainer.parts.rollout.version == 2
+    sent, received = dict(trainer.parts.worker.state_dict()), trainer.parts.rollout.resident()
     assert all(torch.equal(tensor, received[name]) for name, tensor in sent.items())
 
 
@@ -139,14 +139,14 @@ def test_padding_does_not_change_the_metrics(train):
 def test_optimiser_steps_follow_the_formula(train):
     """E x B / M optimiser steps a training step."""
     trainer = train("actor_rollout_ref.actor.ppo_epochs=2", steps=2)
-    state = next(iter(trainer.worker.actor.optimizer.state.values()))
+    state = next(iter(trainer.parts.worker.actor.optimizer.state.values()))
     assert state["step"] == 2 * 2 * 4 / 2
 
 
 def test_without_kl_there_is_no_reference(train):
     """use_kl_loss=false keeps no frozen copy and runs no reference stage."""
     trainer = train("actor_rollout_ref.actor.use_kl_loss=false", steps=1)
-    assert trainer.worker.reference is None
+    assert trainer.parts.worker.reference is None
     assert "timing_s/ref" not in trainer.history[0][1]
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 
 import pytest
 import torch
 
-from lineage.trainer.actor import resident_copy
 from lineage.trainer.models import load_model
 from lineage.trainer.rollout import hf
 from lineage.trainer.rollout.base import RolloutError, SamplingParams
@@ -26,7 +26,7 @@ def model(tiny):
 @pytest.fixture
 def rollout(model):
     """An engine that has the model's weights as version 0 and is awake."""
-    engine = HFRollout(resident_copy(model), eos_token_ids=[3], pad_token_id=0)
+    engine = HFRollout(copy.deepcopy(model), eos_token_ids=[3], pad_token_id=0)
     engine.update_weights(model.state_dict().items(), 0)
     engine.wake_up()
     return engine

@@ -21,6 +21,7 @@ trained as (
         avg(policy_len) filter (not is_padding) as policy_len_mean,
         avg(reward) filter (not is_padding) as reward_mean
     from trajectories
+    where partition is distinct from 'val'
     group by run_id, global_steps
 )
 select

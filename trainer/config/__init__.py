@@ -4,9 +4,10 @@ Enters: dotted overrides as verl users type them. Leaves: one resolved ``DictCon
 YAML. Imported by the trainer and by ``lineage run``; imports no torch.
 """
 
-from lineage.trainer.config.compose import compose, keys, overridden, resolved, save, to_yaml
+from lineage.trainer.config.compose import compose, overridden, resolved, save, to_yaml
 from lineage.trainer.config.errors import ConfigError
 from lineage.trainer.config.ppo_trainer import PPOTrainerConfig
+from lineage.trainer.config.tree import keys
 from lineage.trainer.config.validate import adapt_to_embedded, loggers, need_reference_policy, validate_config
 
 __all__ = [

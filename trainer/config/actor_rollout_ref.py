@@ -27,6 +27,9 @@ class ModelConfig:
         trust_remote_code: let transformers run code from the model folder.
         override_config: keys of the model's own config to replace.
         enable_gradient_checkpointing: recompute activations in the backward pass.
+        lora_rank: rank of a LoRA adapter; 0 trains every weight. The reference is then the actor without it.
+        lora_alpha: scale of the adapter, over its rank.
+        target_modules: modules the adapter sits on; ``all-linear``, one name or a list.
     """
 
     path: str = "tiny"
@@ -36,9 +39,9 @@ class ModelConfig:
     enable_gradient_checkpointing: bool = False
     use_remove_padding: bool = unused(False)
     use_shm: bool = unused(False)
-    lora_rank: int = unused(0)
-    lora_alpha: int = unused(16)
-    target_modules: Any = field(default="all-linear", metadata=NO_MEANING)
+    lora_rank: int = 0
+    lora_alpha: int = 16
+    target_modules: Any = "all-linear"
 
 
 @dataclass
@@ -91,12 +94,16 @@ class ActorConfig:
     Attributes:
         ppo_mini_batch_size: M, prompts a mini-batch; the update consumes M * rollout.n trajectories.
         ppo_micro_batch_size_per_gpu: rows of one forward pass; null takes a rank's whole share of the mini-batch.
+        use_dynamic_bsz: pack micro-batches by tokens instead of rows.
+        ppo_max_token_len_per_gpu: most tokens of a packed micro-batch; a longer row is alone in its own.
         ppo_epochs: E, passes over the batch a step.
         use_kl_loss: add ``kl_loss_coef`` times the KL to the reference; a reference model is then needed.
-        kl_loss_type: ``kl`` (k1), ``abs``, ``mse`` (k2) or ``low_var_kl`` (k3).
+        kl_loss_type: ``kl`` (k1), ``abs``, ``mse`` (k2) or ``low_var_kl`` (k3); with a ``+`` (``k3+``) its value
+            and the gradient of k2.
         clip_ratio: PPO clip; ``clip_ratio_low`` and ``clip_ratio_high`` replace it on one side when set.
         clip_ratio_c: lower bound of dual-clip PPO for negative advantages.
-        loss_agg_mode: ``token-mean``: token losses over the mask tokens of the whole mini-batch.
+        entropy_coeff: bonus: so much of the entropy is taken off the loss.
+        loss_agg_mode: ``token-mean``, ``seq-mean-token-sum`` or ``seq-mean-token-mean``, over the whole mini-batch.
         grad_clip: greatest gradient norm.
         shuffle: draw the mini-batches in a seeded random order.
         data_loader_seed: seed of that order; null takes ``trainer.seed``.
@@ -107,7 +114,7 @@ class ActorConfig:
     ppo_micro_batch_size: int | None = unused(None)
     ppo_micro_batch_size_per_gpu: int | None = 8
     use_dynamic_bsz: bool = False
-    ppo_max_token_len_per_gpu: int = unused(16384)
+    ppo_max_token_len_per_gpu: int = 16384
     ppo_epochs: int = 1
     use_kl_loss: bool = True
     kl_loss_coef: float = 0.001
@@ -131,13 +138,19 @@ class ActorConfig:
 
 @dataclass
 class RefConfig:
-    """``actor_rollout_ref.ref``: the frozen reference policy."""
+    """``actor_rollout_ref.ref``: the frozen reference policy.
+
+    Attributes:
+        log_prob_micro_batch_size_per_gpu: rows of one forward pass.
+        log_prob_use_dynamic_bsz: pack forward passes by tokens; null does as the actor does.
+        log_prob_max_token_len_per_gpu: most tokens of one; null takes the actor's.
+    """
 
     strategy: str = unused("fsdp2")
     log_prob_micro_batch_size: int | None = unused(None)
     log_prob_micro_batch_size_per_gpu: int | None = 8
-    log_prob_use_dynamic_bsz: bool = unused(False)
-    log_prob_max_token_len_per_gpu: int | None = unused(None)
+    log_prob_use_dynamic_bsz: bool | None = None
+    log_prob_max_token_len_per_gpu: int | None = None
     use_torch_compile: bool = unused(False)
     ulysses_sequence_parallel_size: int = unused(1)
     fsdp_config: FSDPConfig = field(default_factory=FSDPConfig)
@@ -150,34 +163,52 @@ class AgentConfig:
     Attributes:
         num_workers: agent-loop workers; a batch's prompts are dealt over them.
         default_agent_loop: loop of a row that names none in ``agent_name``.
+        agent_loop_config_path: YAML list of loops of your own: ``name``, ``_target_`` and its arguments; a file, or
+            ``pkg://package/file.yaml``.
+        agent_loop_manager_class: manager of your own, ``package.module.Class`` or ``file.py:Class``.
     """
 
     num_workers: int = 1
     default_agent_loop: str = "single_turn_agent"
-    agent_loop_config_path: str | None = unused(None)
-    agent_loop_manager_class: str | None = unused(None)
+    agent_loop_config_path: str | None = None
+    agent_loop_manager_class: str | None = None
 
 
 @dataclass
 class ValSamplingConfig:
-    """``actor_rollout_ref.rollout.val_kwargs``: sampling of the validation loop, which comes in a later version."""
+    """``actor_rollout_ref.rollout.val_kwargs``: sampling while validating, greedy by default."""
 
-    n: int = unused(1)
-    temperature: float = unused(0.0)
-    top_p: float = unused(1.0)
-    top_k: int = unused(-1)
-    do_sample: bool = unused(False)
+    n: int = 1
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = -1
+    do_sample: bool = False
 
 
 @dataclass
 class MultiTurnConfig:
-    """``actor_rollout_ref.rollout.multi_turn``: limits of the tool loop, which comes in a later version."""
+    """``actor_rollout_ref.rollout.multi_turn``: the tool loop. A row takes part by ``agent_name: tool_agent``.
+
+    Attributes:
+        max_assistant_turns: most generations of a session; null sets no limit but the response length.
+        max_user_turns: most observations of a session; null likewise.
+        max_parallel_calls: tool calls of one turn that are run; more are dropped.
+        max_tool_response_length: most characters of an observation.
+        tool_response_truncate_side: where a longer one is cut: ``left``, ``right`` or ``middle``.
+        tool_config_path: YAML of your own tools; null has the built-in ones alone.
+        interaction_config_path: YAML of interactions, which answer the policy as a user would.
+        format: how a call is written: ``hermes``.
+    """
 
     enable: bool = unused(False)
-    max_assistant_turns: int | None = unused(None)
-    max_user_turns: int | None = unused(None)
-    tool_config_path: str | None = unused(None)
-    format: str = unused("hermes")
+    max_assistant_turns: int | None = None
+    max_user_turns: int | None = None
+    max_parallel_calls: int = 1
+    max_tool_response_length: int = 256
+    tool_response_truncate_side: str = "middle"
+    tool_config_path: str | None = None
+    interaction_config_path: str | None = None
+    format: str = "hermes"
 
 
 @dataclass
@@ -214,8 +245,8 @@ class RolloutConfig:
     logprobs_mode: str = "processed_logprobs"
     log_prob_micro_batch_size: int | None = unused(None)
     log_prob_micro_batch_size_per_gpu: int | None = 8
-    log_prob_use_dynamic_bsz: bool = unused(False)
-    log_prob_max_token_len_per_gpu: int | None = unused(None)
+    log_prob_use_dynamic_bsz: bool | None = None
+    log_prob_max_token_len_per_gpu: int | None = None
     tensor_model_parallel_size: int = unused(1)
     data_parallel_size: int = unused(1)
     gpu_memory_utilization: float = unused(0.5)

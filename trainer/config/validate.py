@@ -8,22 +8,31 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from lineage.hooks import disabled
-from lineage.trainer.config.compose import keys, overridden
+from lineage.trainer.config.compose import overridden
 from lineage.trainer.config.errors import ConfigError
+from lineage.trainer.config.tree import keys
+from lineage.trainer.rejection_rules import rejection_rules
 
+_KL_ESTIMATORS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 # Values this version runs; anything else is one error line that names these.
-CHOICES: dict[str, tuple[str, ...]] = {
+CHOICES: dict[str, tuple[str | None, ...]] = {
     "mode": ("embedded",),
     "algorithm.adv_estimator": ("grpo",),
-    "actor_rollout_ref.actor.kl_loss_type": ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"),
-    "actor_rollout_ref.actor.loss_agg_mode": ("token-mean",),
+    "actor_rollout_ref.actor.kl_loss_type": (*_KL_ESTIMATORS, *(f"{name}+" for name in _KL_ESTIMATORS)),
+    "algorithm.kl_penalty": _KL_ESTIMATORS,
+    "algorithm.kl_ctrl.type": ("fixed", "adaptive"),
+    "algorithm.rollout_correction.rollout_is": (None, "token", "sequence"),
+    "algorithm.rollout_correction.loss_type": ("ppo_clip",),
+    "actor_rollout_ref.actor.loss_agg_mode": ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean"),
     "actor_rollout_ref.actor.optim.lr_scheduler_type": ("constant", "cosine"),
     "actor_rollout_ref.rollout.name": ("hf",),
     "actor_rollout_ref.rollout.logprobs_mode": ("processed_logprobs", "raw_logprobs"),
+    "actor_rollout_ref.rollout.multi_turn.format": ("hermes",),
+    "actor_rollout_ref.rollout.multi_turn.tool_response_truncate_side": ("left", "right", "middle"),
     "data.truncation": ("error", "left", "right", "middle"),
     "reward.reward_manager": ("naive",),
     "trainer.lineage.on_violation": ("raise", "warn", "off"),
-    "trainer.resume_mode": ("disable", "auto"),
+    "trainer.resume_mode": ("disable", "auto", "resume_path"),
 }
 POSITIVE = (
     "data.train_batch_size",
@@ -39,6 +48,16 @@ POSITIVE = (
     "trainer.n_gpus_per_node",
     "trainer.nnodes",
     "trainer.total_epochs",
+    "trainer.v1.sync.parameter_sync_step",
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+    "actor_rollout_ref.rollout.val_kwargs.n",
+    "actor_rollout_ref.rollout.multi_turn.max_parallel_calls",
+    "actor_rollout_ref.rollout.multi_turn.max_tool_response_length",
+    "algorithm.filter_groups.max_inflight_gen_batches",
+    "algorithm.rollout_correction.rollout_is_threshold",
+    "algorithm.kl_ctrl.horizon",
+    "algorithm.kl_ctrl.target_kl",
+    "actor_rollout_ref.model.lora_alpha",
     "trace.every",
 )
 POSITIVE_OR_NULL = (
@@ -47,24 +66,26 @@ POSITIVE_OR_NULL = (
     "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
     "actor_rollout_ref.rollout.prompt_length",
     "actor_rollout_ref.rollout.response_length",
+    "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu",
+    "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu",
+    "actor_rollout_ref.rollout.multi_turn.max_assistant_turns",
+    "actor_rollout_ref.rollout.multi_turn.max_user_turns",
+    "data.gen_batch_size",
+    "data.val_batch_size",
     "trainer.total_training_steps",
     "trainer.max_actor_ckpt_to_keep",
     "trace.keep_steps",
 )
 FALSE_ONLY = {
-    "algorithm.use_kl_in_reward": "the KL goes into the loss here: actor_rollout_ref.actor.use_kl_loss=true",
-    "actor_rollout_ref.rollout.multi_turn.enable": "this version has the single-turn agent loop",
+    "reward.reward_model.enable_resource_pool": "embedded mode has one process: the reward model shares it",
     "trace.capture_text": "the recorder of this version keeps no text",
 }
-LOGGERS = ("console", "jsonl")
+LOGGERS = ("console", "jsonl", "tensorboard", "wandb", "mlflow", "trackio")
 # verl values that change how the work is packed or served, not what it computes: accepted, said, and replaced.
 REPLACED: dict[str, dict[Any, tuple[Any, str]]] = {
     "actor_rollout_ref.rollout.name": {
         "vllm": ("hf", "embedded mode generates with transformers"),
         "sglang": ("hf", "embedded mode generates with transformers"),
-    },
-    "actor_rollout_ref.actor.use_dynamic_bsz": {
-        True: (False, "micro-batches have ppo_micro_batch_size_per_gpu rows; the update is the same"),
     },
 }
 
@@ -120,10 +141,15 @@ def validate_config(config: DictConfig) -> list[str]:
     Raises:
         ConfigError: the first rule that is broken, in one line.
     """
+    if config.algorithm.adv_estimator == "gae":
+        raise ConfigError(
+            "algorithm.adv_estimator=gae is not supported: GRPO has no critic, so no values and no GAE; "
+            "use one of: grpo"
+        )
     for key, allowed in CHOICES.items():
         value = OmegaConf.select(config, key)
         if value not in allowed:
-            raise ConfigError(f"{key}={_text(value)} is not supported; use one of: {', '.join(allowed)}")
+            raise ConfigError(f"{key}={_text(value)} is not supported; use one of: {', '.join(map(_text, allowed))}")
     for key, why in FALSE_ONLY.items():
         if OmegaConf.select(config, key):
             raise ConfigError(f"{key}=true is not supported; {why}")
@@ -133,17 +159,27 @@ def validate_config(config: DictConfig) -> list[str]:
         value = OmegaConf.select(config, key)
         if value is not None:
             _positive(key, value)
+    _check_groups(config)
     _check_sampling(config)
     _check_actor(config)
+    _check_adapter(config)
     _check_trainer(config)
-    return [*_check_lineage(config), *_check_batch_sizes(config)]
+    return [*_check_lineage(config), *_check_resume(config), *_check_correction(config), *_check_batch_sizes(config)]
 
 
 def _check_batch_sizes(config: DictConfig) -> list[str]:
-    batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
+    whole, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
+    several = config.trainer.v1.sync.parameter_sync_step
+    if whole % several:
+        raise ConfigError(
+            f"data.train_batch_size={whole} is not a multiple of trainer.v1.sync.parameter_sync_step={several}: "
+            "a step is sampled in so many batches of equal size"
+        )
+    batch = whole // several
+    name = f"data.train_batch_size={whole}" + (f" / parameter_sync_step={several}" if several > 1 else "")
     if mini > batch:
         raise ConfigError(
-            f"actor_rollout_ref.actor.ppo_mini_batch_size={mini} is greater than data.train_batch_size={batch}; "
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={mini} is greater than {name}; "
             "both count prompts, and a mini-batch is a part of the batch"
         )
     sessions = config.actor_rollout_ref.rollout.n
@@ -154,11 +190,32 @@ def _check_batch_sizes(config: DictConfig) -> list[str]:
             "(trainer.n_gpus_per_node * trainer.nnodes)"
         )
     if batch % mini:
+        padded = -(-batch // mini) * mini * sessions
         return [
-            f"data.train_batch_size={batch} is not a multiple of ppo_mini_batch_size={mini}: "
-            f"each step is padded from {batch * sessions} to {-(-batch // mini) * mini * sessions} rows"
+            f"{name} is not a multiple of ppo_mini_batch_size={mini}: "
+            f"each {'batch' if several > 1 else 'step'} is padded from {batch * sessions} to {padded} rows"
         ]
     return []
+
+
+def _check_groups(config: DictConfig) -> None:
+    """What replaces groups while a batch is sampled needs their scores, and a rollout that is awake."""
+    replaces = {
+        "algorithm.filter_groups.enable": config.algorithm.filter_groups.enable,
+        "trainer.v1.sampler.sync_refill_failed_groups": config.trainer.v1.sampler.sync_refill_failed_groups,
+    }
+    for key in (key for key, wanted in replaces.items() if wanted):
+        several = config.trainer.v1.sync.parameter_sync_step
+        if several > 1:
+            raise ConfigError(
+                f"{key}=true with trainer.v1.sync.parameter_sync_step={several}: the rollout sleeps after the first "
+                "batch of a step and can replace no group of the next; set one of them off"
+            )
+    if config.algorithm.filter_groups.enable and config.reward.reward_model.enable:
+        raise ConfigError(
+            "algorithm.filter_groups.enable=true with reward.reward_model.enable=true: groups are filtered by their "
+            "scores while they are sampled, and a colocated reward scores them after it; set one of them off"
+        )
 
 
 def _check_sampling(config: DictConfig) -> None:
@@ -184,13 +241,82 @@ def _check_actor(config: DictConfig) -> None:
             raise ConfigError(f"actor_rollout_ref.actor.{key}={value} must not be negative")
 
 
+def _check_adapter(config: DictConfig) -> None:
+    model = config.actor_rollout_ref.model
+    if model.lora_rank < 0:
+        raise ConfigError(f"actor_rollout_ref.model.lora_rank={model.lora_rank} must be 0 (no adapter) or greater")
+    targets = model.target_modules
+    names = [targets] if isinstance(targets, str) else list(targets) if OmegaConf.is_list(targets) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            f"actor_rollout_ref.model.target_modules={_text(targets)} must be all-linear, a name or a list of names"
+        )
+
+
+def _check_correction(config: DictConfig) -> list[str]:
+    """What the rollout correction corrects by are the sampler's log-probs."""
+    correction, rollout = config.algorithm.rollout_correction, config.actor_rollout_ref.rollout
+    prefix = "algorithm.rollout_correction"
+    rejection_rules(correction.rollout_rs, correction.rollout_rs_threshold)
+    wanted = {
+        f"{prefix}.bypass_mode=true": correction.bypass_mode,
+        f"{prefix}.rollout_is={correction.rollout_is}": correction.rollout_is,
+        f"{prefix}.rollout_rs={correction.rollout_rs}": correction.rollout_rs,
+    }
+    asked = next((key for key, value in wanted.items() if value), None)
+    if asked and not rollout.calculate_log_probs:
+        raise ConfigError(f"{asked} needs actor_rollout_ref.rollout.calculate_log_probs=true")
+    if asked and rollout.logprobs_mode == "raw_logprobs" and rollout.temperature != 1:
+        raise ConfigError(
+            f"{asked} compares log-probs at the sampling temperature {rollout.temperature}; "
+            "set actor_rollout_ref.rollout.logprobs_mode=processed_logprobs"
+        )
+    if config.algorithm.kl_ctrl.kl_coef < 0:
+        raise ConfigError(f"algorithm.kl_ctrl.kl_coef={config.algorithm.kl_ctrl.kl_coef} must not be negative")
+    if correction.bypass_mode and correction.rollout_is:
+        return [f"{prefix}.rollout_is makes metrics only in bypass mode: the ratio of the loss is the weight"]
+    return []
+
+
 def _check_trainer(config: DictConfig) -> None:
     unknown = [name for name in loggers(config) if name not in LOGGERS]
     if unknown:
         raise ConfigError(f"trainer.logger: unknown {', '.join(unknown)}; known: {', '.join(LOGGERS)}")
+    _check_validation(config)
     device = config.trainer.device
     if device.partition(":")[0] not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"trainer.device={device} is not supported; use one of: auto, cpu, cuda")
+
+
+def _check_validation(config: DictConfig) -> None:
+    trainer, drawn = config.trainer, config.actor_rollout_ref.rollout.val_kwargs
+    if trainer.val_only and not trainer.val_before_train:
+        raise ConfigError("trainer.val_only=true stops after the validation of trainer.val_before_train: set it true")
+    asked = "trainer.val_before_train=true" if trainer.val_before_train else f"trainer.test_freq={trainer.test_freq}"
+    if (trainer.val_before_train or trainer.test_freq > 0) and config.data.val_files is None:
+        raise ConfigError(f"{asked} needs prompts to validate on: set data.val_files")
+    key = "actor_rollout_ref.rollout.val_kwargs"
+    if drawn.do_sample and drawn.temperature <= 0:
+        raise ConfigError(f"{key}.do_sample=true needs {key}.temperature greater than 0, not {drawn.temperature}")
+    if not 0 < drawn.top_p <= 1:
+        raise ConfigError(f"{key}.top_p={drawn.top_p} must be in (0, 1]")
+    if drawn.top_k == 0 or drawn.top_k < -1:
+        raise ConfigError(f"{key}.top_k={drawn.top_k} must be -1 (all tokens) or at least 1")
+
+
+def _check_resume(config: DictConfig) -> list[str]:
+    """What a run that is to go on may have been told in vain."""
+    trainer = config.trainer
+    if trainer.resume_mode == "resume_path" and trainer.resume_from_path is None:
+        raise ConfigError("trainer.resume_mode=resume_path needs trainer.resume_from_path=.../global_step_<n>")
+    if trainer.resume_mode == "auto" and trainer.default_local_dir is None:
+        return [
+            "trainer.resume_mode=auto finds nothing to go on from: without trainer.default_local_dir checkpoints are "
+            "in the run folder, and that is new"
+        ]
+    if trainer.resume_mode != "resume_path" and trainer.resume_from_path is not None:
+        return [f"trainer.resume_from_path is not read: trainer.resume_mode={trainer.resume_mode}"]
+    return []
 
 
 def _check_lineage(config: DictConfig) -> list[str]:

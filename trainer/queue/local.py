@@ -18,7 +18,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 
-from lineage.trainer.protocol import KVBatchMeta, lengths_of, offsets_of
+from lineage.trainer.protocol import KVBatchMeta, lengths_of, nested_tokens_last, offsets_of, tokens_last
 from lineage.trainer.queue.batch_meta import BatchMeta
 
 logger = logging.getLogger(__name__)
@@ -337,7 +337,7 @@ def _rows_of(name: str, value: Any) -> list[Any]:
         if not value.is_nested:
             return list(value.detach().clone().unbind(0))
         lengths = lengths_of(value).tolist()
-        return list(value.values().detach().clone().split(lengths))
+        return list(value.values().detach().clone().split(lengths, dim=-1 if tokens_last(value) else 0))
     if isinstance(value, NonTensorStack):
         return copy.deepcopy(value.tolist())
     raise TypeError(f"field {name!r}: {type(value).__name__} cannot be stored, use a tensor or NonTensorStack")
@@ -346,6 +346,7 @@ def _rows_of(name: str, value: Any) -> list[Any]:
 def _column(rows: list[Any], shared: dict[tuple[int, ...], Tensor]) -> Any:
     """Rows as one column, in new memory; columns of the same lengths share their offsets.
 
+    Rows ``(k, j)`` of one k are ragged on their last axis, also where all are equally long: position_ids are.
     Rows that no jagged tensor can hold (dtypes or inner sizes differ) come back as the real package packs them: a
     strided nested tensor of the first row's dtype, which cuts 0.5 to 0 when that is an integer, or a NonTensorStack.
     """
@@ -353,6 +354,8 @@ def _column(rows: list[Any], shared: dict[tuple[int, ...], Tensor]) -> Any:
         return NonTensorStack(*copy.deepcopy(rows))
     if all(row.dim() == 0 for row in rows):
         return torch.stack(rows)
+    if all(row.dim() == 2 and row.dtype == rows[0].dtype and row.shape[0] == rows[0].shape[0] for row in rows):
+        return nested_tokens_last(rows)
     if any(row.dtype != rows[0].dtype or row.shape[1:] != rows[0].shape[1:] or not row.dim() for row in rows):
         try:
             return torch.nested.as_nested_tensor(rows, layout=torch.strided)

@@ -1,0 +1,195 @@
+"""Stop and go on: a run that was resumed is, from there, the run that never stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from lineage import hooks
+from lineage.checks import check
+from lineage.trainer.checkpoint import CheckpointError, saved_steps
+from lineage.trainer.config import ConfigError, compose, validate_config
+from lineage.trainer.grpo import PPOTrainerSync
+
+# 8 rows, 4 a step: step 3 begins the second epoch
+TINY = (
+    "data.train_batch_size=4",
+    "data.train_max_samples=8",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+    "actor_rollout_ref.actor.shuffle=true",
+    "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine",
+    "actor_rollout_ref.rollout.n=2",
+    "data.max_response_length=6",
+    "algorithm.use_kl_in_reward=true",
+    "algorithm.kl_ctrl.type=adaptive",
+    "algorithm.kl_ctrl.horizon=20",
+    f"reward.custom_reward_function.path={Path(__file__).with_name('noisy_scorer.py')}",
+)
+STEPS = 4
+
+# A new process has a new queue and a new cache: their counters begin again. Times are in the metrics, and a row of the
+# log-prob worker is linked to its parent by event number.
+SAME = """
+    select * exclude (run_id, time_ns, seq, process, parent, slot, weights), weights.version, weights.phase
+    from read_parquet('{}') where global_steps > {} and field <> 'metrics'
+"""
+
+
+def run(folder, *overrides, steps=STEPS, base=TINY):
+    """Train with a trace in ``folder``; returns the trainer."""
+    config = compose([*base, f"trainer.total_training_steps={steps}", *overrides])
+    validate_config(config)
+    trainer = PPOTrainerSync(config, folder=folder)
+
+    async def go():
+        await trainer.init()
+        await trainer.fit()
+
+    with hooks.recording(folder, config={}, run={}):
+        asyncio.run(go())
+    return trainer
+
+
+def weights(trainer):
+    """The actor's parameters as one vector."""
+    return torch.cat([tensor.reshape(-1).float() for _, tensor in trainer.parts.worker.state_dict()])
+
+
+def differing_rows(first, second, after):
+    """Rows about the steps after ``after`` that only one of two traces has, and how many each has."""
+    left, right = (SAME.format(folder / "trace.parquet", after) for folder in (first, second))
+    con = duckdb.connect()
+    counts = [con.execute(f"select count(*) from ({side})").fetchall()[0][0] for side in (left, right)]
+    apart = con.execute(f"(({left}) except all ({right})) union all (({right}) except all ({left}))").fetchall()
+    return apart, counts
+
+
+def prompt_order(folder, after):
+    """Dataset rows and uids in the order they were submitted."""
+    table = pq.read_table(folder / "trace.parquet", columns=["global_steps", "seq", "stage", "op", "key", "field"])
+    rows = table.filter((pc.field("stage") == "prompt") & (pc.field("op") == "produce")).to_pylist()
+    later = sorted((row for row in rows if row["global_steps"] > after), key=lambda row: row["seq"])
+    return [key for row in later for key in row["key"]]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """The run that never stops; it saves after every step."""
+    folder = tmp_path_factory.mktemp("straight")
+    return folder, run(folder, "trainer.save_freq=1")
+
+
+@pytest.fixture(scope="module")
+def resume(straight, tmp_path_factory):
+    """Go on from a checkpoint of the straight run, once each; gives the folder and the trainer."""
+
+    @functools.cache
+    def from_step(stop):
+        folder = tmp_path_factory.mktemp("resumed")
+        path = straight[0] / "checkpoints" / f"global_step_{stop}"
+        overrides = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={path}", "trainer.save_freq=1")
+        return folder, run(folder, *overrides)
+
+    return from_step
+
+
+@pytest.mark.parametrize("stop", [1, 2])
+def test_a_resumed_run_is_the_run_that_never_stopped(straight, resume, stop):
+    """From inside an epoch and from its end: weights, prompts, coefficient and every row of the trace are the same."""
+    (folder, trainer), (other, resumed) = straight, resume(stop)
+    assert torch.equal(weights(trainer), weights(resumed))
+    assert resumed.parts.kl_controller.value == trainer.parts.kl_controller.value != 0.001
+    assert prompt_order(other, stop) == prompt_order(folder, stop)
+    apart, (here, there) = differing_rows(folder, other, stop)
+    assert apart == []
+    assert here == there > 100
+
+
+def test_saving_changes_nothing(straight, tmp_path):
+    """A run that saves after every step ends in the weights of one that never does."""
+    assert torch.equal(weights(straight[1]), weights(run(tmp_path)))
+
+
+def test_a_resumed_trace_begins_after_the_checkpoint_and_is_clean(resume):
+    """Step 0 says what was loaded, versions begin there, and every check passes or has nothing to see."""
+    trace = resume(2)[0] / "trace.parquet"
+    table = pq.read_table(trace)
+    assert sorted(pc.unique(table["global_steps"]).to_pylist()) == [0, 3, 4]
+    loaded = table.filter(pc.field("field") == "_load_checkpoint").to_pylist()
+    assert [dict(row["attrs"]) for row in loaded] == [{"resume_mode": "resume_path", "global_steps": "2", "epoch": "0"}]
+    synced = table.filter((pc.field("op") == "sync") & (pc.field("global_steps") == 0)).to_pylist()
+    assert {row["weights"]["version"] for row in synced} == {2}
+    report = check(trace)
+    assert {str(verdict.kind.value) for verdict in report.verdicts} <= {"pass", "vacuous", "not_applicable"}
+
+
+def test_two_runs_share_a_folder_by_auto(tmp_path):
+    """The first finds nothing and begins; the second goes on; a third has nothing left to do."""
+    shared = (f"trainer.default_local_dir={tmp_path}/ckpt", "trainer.resume_mode=auto", "trainer.save_freq=1")
+    run(tmp_path / "first", *shared, steps=1)
+    second = run(tmp_path / "second", *shared, steps=2)
+    assert prompt_order(tmp_path / "second", 0) == prompt_order(tmp_path / "second", 1)
+    assert second.global_steps == 2
+    assert saved_steps(tmp_path / "ckpt") == [1, 2]
+    third = run(tmp_path / "third", *shared, steps=2)
+    assert torch.equal(weights(third), weights(second))
+    assert prompt_order(tmp_path / "third", 0) == []
+
+
+def test_other_data_is_refused_and_nothing_is_overwritten(tmp_path):
+    """A run with other prompts says which key differs, before it saves anything."""
+    shared = (f"trainer.default_local_dir={tmp_path}/ckpt", "trainer.resume_mode=auto", "trainer.save_freq=1")
+    run(tmp_path / "first", *shared, steps=1)
+    before = {path: path.read_bytes() for path in (tmp_path / "ckpt").rglob("*") if path.is_file()}
+    with pytest.raises(CheckpointError, match=r"data\.train_max_samples=8, this run has 12"):
+        run(tmp_path / "second", *shared, "data.train_max_samples=12", steps=2)
+    assert {path: path.read_bytes() for path in (tmp_path / "ckpt").rglob("*") if path.is_file()} == before
+
+
+def test_what_resuming_needs_is_asked_before_the_run():
+    """A path that is missing is an error; keys that have no effect are a warning each."""
+    with pytest.raises(ConfigError, match=r"needs trainer\.resume_from_path"):
+        validate_config(compose(["trainer.resume_mode=resume_path"]))
+    (line,) = validate_config(compose(["trainer.resume_mode=auto"]))
+    assert "without trainer.default_local_dir" in line
+    (line,) = validate_config(compose(["trainer.resume_from_path=x/global_step_1"]))
+    assert "is not read" in line
+
+
+def lineage(folder, *words):
+    """Run the command line in a folder; returns what it printed."""
+    code = "from lineage.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, *words], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_five_and_five_steps_are_ten(tmp_path):
+    """By the command line: stopped after step 5 and resumed to 10, the traces agree in key, length and fingerprint."""
+    lineage(
+        tmp_path, "run", "trainer.total_training_steps=10", "trainer.default_local_dir=whole", "trainer.save_freq=10"
+    )
+    shared = ("trainer.default_local_dir=halves", "trainer.save_freq=5", "trainer.resume_mode=auto")
+    lineage(tmp_path, "run", "trainer.total_training_steps=5", *shared)
+    lineage(tmp_path, "run", "trainer.total_training_steps=10", *shared)
+    first, _, resumed = sorted(path for path in (tmp_path / "runs").iterdir() if not path.is_symlink())
+    apart, (here, there) = differing_rows(first, resumed, 5)
+    assert apart == []
+    assert here == there > 300
+    whole, halves = (
+        torch.load(tmp_path / name / "global_step_10" / "actor" / "model.pt", weights_only=True)
+        for name in ("whole", "halves")
+    )
+    assert all(torch.equal(tensor, halves[name]) for name, tensor in whole.items())
+    assert re.search(r"steps +6\.\.10", lineage(tmp_path, "info", str(resumed)))

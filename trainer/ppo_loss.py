@@ -1,0 +1,168 @@
+"""The actor's loss of one micro-batch: policy gradient, entropy bonus and KL to the reference, and what is reported.
+
+Which mask counts, as in verl 0.9.1's ``ppo_loss``: numerators are taken under ``response_mask``, which the rollout
+correction may have rewritten in the queue, and denominators under ``loss_mask``, which it leaves as the rollout wrote
+it. Rejecting tokens therefore makes the loss smaller instead of giving the rest more weight. In bypass mode nothing is
+rewritten: the rejection is made here, from the policy as it is now, and is for the policy gradient alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lineage.hooks import LossTerm
+from lineage.trainer.log_prob import pad_rows
+from lineage.trainer.loss import Aggregated, MiniBatch, aggregate, compute_policy_loss, kl_penalty
+from lineage.trainer.rejection_rules import rejection_rules
+from lineage.trainer.rollout_correction import compute_rollout_correction, reject
+
+
+@dataclass(frozen=True)
+class PolicyRows:
+    """What the loss reads of one micro-batch, each ``(rows, response_len)``.
+
+    Attributes:
+        log_prob: of the policy as it is now, differentiable.
+        old_log_prob: the proximal anchor; in bypass mode the sampler's.
+        mask: 1 on the tokens that count.
+        entropy: of the policy as it is now; None without a bonus.
+        ref_log_prob: None without a KL term.
+        rollout_is_weights: None without importance weights.
+    """
+
+    log_prob: Tensor
+    old_log_prob: Tensor
+    advantages: Tensor
+    mask: Tensor
+    entropy: Tensor | None = None
+    ref_log_prob: Tensor | None = None
+    rollout_is_weights: Tensor | None = None
+
+    def detached(self) -> PolicyRows:
+        """The same, without the graph of the forward pass."""
+        return replace(self, log_prob=self.log_prob.detach(), entropy=None)
+
+
+@dataclass(frozen=True)
+class Term:
+    """One term: ``scale`` times its share is part of the loss; ``tokens`` (a scalar) are under its mask."""
+
+    scale: float
+    share: Aggregated
+    tokens: Tensor
+
+
+@dataclass(frozen=True)
+class MicroLoss:
+    """The loss of a micro-batch.
+
+    Attributes:
+        terms: by name; ``pg_loss`` is always there.
+        watched: sums over the tokens of ``pg_loss`` of what is only reported.
+        mode: ``actor.loss_agg_mode``.
+        rows: rows of the micro-batch.
+        policy_mask: ``(rows, response_len)``, 1 on the tokens of ``pg_loss``.
+    """
+
+    terms: dict[str, Term]
+    watched: dict[str, Tensor]
+    mode: str
+    rows: int
+    policy_mask: Tensor
+
+    @property
+    def value(self) -> Tensor:
+        """Share of the mini-batch loss, differentiable."""
+        return torch.stack([term.scale * term.share.value for term in self.terms.values()]).sum()
+
+    def scalars(self) -> list[Tensor]:
+        """Everything :meth:`read` needs of the device, one number each."""
+        terms = self.terms.values()
+        numerators = [term.share.numerator.detach() for term in terms]
+        return [*numerators, *(term.tokens for term in terms), *self.watched.values()]
+
+    def read(self, values: Iterator[float]) -> tuple[list[LossTerm], dict[str, float]]:
+        """Terms and watched sums, from the values of :meth:`scalars` on the host."""
+        numerators, tokens = ([next(values) for _ in self.terms] for _ in range(2))
+        read = [
+            LossTerm(name, self.mode, numerator, term.share.denominator, term.scale, self.rows, int(count))
+            for (name, term), numerator, count in zip(self.terms.items(), numerators, tokens, strict=True)
+        ]
+        return read, {name: next(values) for name in self.watched}
+
+
+def ppo_loss(config: Any, rows: PolicyRows, mini: MiniBatch, correction: Any = None) -> MicroLoss:
+    """The loss of one micro-batch (verl ``ppo_loss``).
+
+    Args:
+        config: ``actor_rollout_ref.actor``.
+        mini: the global mini-batch it is a part of.
+        correction: ``algorithm.rollout_correction`` in bypass mode, else None.
+    """
+    policy = compute_policy_loss(
+        rows.log_prob,
+        rows.old_log_prob,
+        rows.advantages,
+        clip_ratio_low=config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low,
+        clip_ratio_high=config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high,
+        clip_ratio_c=config.clip_ratio_c,
+        rollout_is_weights=rows.rollout_is_weights,
+    )
+    policy_mask = rows.mask if correction is None else _kept(rows, correction)
+
+    def term(scale: float, matrix: Tensor, mask: Tensor) -> Term:
+        return Term(scale, aggregate(matrix, mask, config.loss_agg_mode, mini), mask.sum().to(matrix.dtype))
+
+    terms = {"pg_loss": term(1.0, policy.loss, policy_mask)}
+    if rows.entropy is not None:
+        terms["entropy_loss"] = term(-config.entropy_coeff, rows.entropy, rows.mask)
+    if rows.ref_log_prob is not None:
+        kl = kl_penalty(rows.log_prob, rows.ref_log_prob, config.kl_loss_type)
+        terms["kl_loss"] = term(config.kl_loss_coef, kl, rows.mask)
+    watched = {
+        "pg_clipfrac": policy.clipped,
+        "pg_clipfrac_lower": policy.clipped_lower,
+        "ppo_kl": -policy.log_ratio.detach(),
+    }
+    keep = policy_mask.bool()
+    sums = {name: torch.where(keep, matrix, torch.zeros_like(matrix)).sum() for name, matrix in watched.items()}
+    return MicroLoss(terms, sums, config.loss_agg_mode, len(rows.mask), policy_mask)
+
+
+def _kept(rows: PolicyRows, correction: Any) -> Tensor:
+    """The mask less what the current policy rejects; importance weights are none, the ratio of the loss is theirs."""
+    rules = rejection_rules(correction.rollout_rs, correction.rollout_rs_threshold)
+    if not rules:
+        return rows.mask
+    with torch.no_grad():
+        ratio = torch.where(rows.mask.bool(), rows.log_prob - rows.old_log_prob, torch.zeros_like(rows.log_prob))
+        return reject(ratio, rows.mask, rules)[0]
+
+
+def loss_metrics(read: Sequence[tuple[list[LossTerm], Mapping[str, float]]]) -> dict[str, float]:
+    """``actor/*`` of one mini-batch from what its micro-batches :meth:`MicroLoss.read`."""
+    totals: dict[str, float] = {}
+    watched: dict[str, float] = {}
+    tokens = 0
+    for terms, sums in read:
+        for term in terms:
+            totals[term.term] = totals.get(term.term, 0.0) + term.numerator / term.denominator
+            tokens += term.tokens if term.term == "pg_loss" else 0
+        for name, value in sums.items():
+            watched[name] = watched.get(name, 0.0) + value
+    means = {name: value / max(tokens, 1) for name, value in watched.items()}
+    return {f"actor/{name}": value for name, value in (totals | means).items()}
+
+
+def bypass_metrics(parts: Sequence[PolicyRows], correction: Any) -> dict[str, float]:
+    """``rollout_corr/*`` of one mini-batch in bypass mode: the policy of its forward passes against the sampler."""
+
+    def whole(name: str) -> Tensor:
+        return pad_rows([row for part in parts for row in getattr(part, name)])
+
+    return compute_rollout_correction(whole("log_prob"), whole("old_log_prob"), whole("mask"), correction).metrics
