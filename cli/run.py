@@ -33,7 +33,7 @@ SCORE = "critic/score/mean"
 
 # group -> its keys that matter first; `--cfg job` prints them all
 CONFIG_GROUPS: dict[str, tuple[str, ...]] = {
-    "data": ("train_files", "train_batch_size", "max_prompt_length", "max_response_length", "truncation"),
+    "data": ("train_files", "val_files", "train_batch_size", "max_prompt_length", "max_response_length", "truncation"),
     "actor_rollout_ref.model": ("path",),
     "actor_rollout_ref.actor": ("ppo_mini_batch_size", "ppo_epochs", "use_kl_loss", "kl_loss_coef", "clip_ratio"),
     "actor_rollout_ref.actor.optim": ("lr", "weight_decay", "lr_warmup_steps", "lr_scheduler_type"),
@@ -42,7 +42,16 @@ CONFIG_GROUPS: dict[str, tuple[str, ...]] = {
     "algorithm": ("adv_estimator", "norm_adv_by_std_in_grpo"),
     "reward": ("scorer", "reward_manager"),
     "reward.custom_reward_function": ("path", "name"),
-    "trainer": ("total_training_steps", "n_gpus_per_node", "device", "logger", "save_freq", "seed"),
+    "trainer": (
+        "total_training_steps",
+        "n_gpus_per_node",
+        "device",
+        "logger",
+        "save_freq",
+        "resume_mode",
+        "test_freq",
+        "seed",
+    ),
     "trainer.lineage": ("on_violation",),
     "trace": ("enabled", "every", "keep_steps", "reuse", "sidecar", "weights"),
 }
@@ -211,7 +220,7 @@ def _run(config: DictConfig, console: Console, gate: Gate) -> Summary:
                 on_step_sealed=_step_checker(config, folder.name, gate),
             )
             try:
-                asyncio.run(_train(config, folder, tracking))
+                asyncio.run(_train(config, folder, tracking, console))
                 recorder.close()
             except KeyboardInterrupt as error:
                 interrupted = True
@@ -265,7 +274,7 @@ def _is_latest(folder: Path) -> bool:
     return LATEST_RUN.resolve() == folder.resolve()
 
 
-async def _train(config: DictConfig, folder: Path, tracking: Tracking) -> None:
+async def _train(config: DictConfig, folder: Path, tracking: Tracking, console: Console) -> None:
     from lineage.run import point_latest
     from lineage.trainer.grpo import PPOTrainerSync
 
@@ -273,8 +282,20 @@ async def _train(config: DictConfig, folder: Path, tracking: Tracking) -> None:
     await trainer.init()
     manager = trainer.init_agent_loop_manager()  # the last thing a configuration can be wrong about
     point_latest(folder)
+    for line in _where_it_begins(config, trainer.global_steps, trainer.total_training_steps):
+        console.print(line, markup=False)
     tracking.begin(trainer.total_training_steps, trainer.global_steps)
     await trainer.fit(manager)
+
+
+def _where_it_begins(config: DictConfig, done: int, total: int) -> list[str]:
+    """What a run that was told to go on found."""
+    if config.trainer.resume_mode == "disable":
+        return []
+    if not done:
+        return ["no checkpoint to go on from: starts at step 1"]
+    left = f"goes on after step {done}"
+    return [left] if done < total else [f"{left}: nothing left to train (trainer.total_training_steps={total})"]
 
 
 def _why_untraced(config: DictConfig) -> str | None:

@@ -58,6 +58,15 @@ ENVIRONMENT = (
     ("HF_HUB_OFFLINE", "set to `1` by `lineage run` unless it is set: no hub is asked"),
     ("TOKENIZERS_PARALLELISM", "set to `false` by `lineage run` unless it is set"),
     ("HF_HUB_DISABLE_PROGRESS_BARS", "set to `1` by `lineage run` unless it is set"),
+    ("TENSORBOARD_DIR", "event files of `trainer.logger=tensorboard`; `tensorboard` in the run folder when unset"),
+    ("WANDB_MODE", "mode of `trainer.logger=wandb`; `offline` when neither it nor the key is set"),
+    ("WANDB_API_KEY", "lets `trainer.logger=wandb` upload, unless `WANDB_MODE` says otherwise"),
+    ("WANDB_ENTITY", "who owns the run of `trainer.logger=wandb`"),
+    ("WANDB_ERROR_REPORTING", "set to `false` by `trainer.logger=wandb` unless it is set"),
+    ("MLFLOW_TRACKING_URI", "where `trainer.logger=mlflow` logs; `mlruns` in the run folder when unset"),
+    ("MLFLOW_ALLOW_FILE_STORE", "set to `true` by `trainer.logger=mlflow` unless it is set"),
+    ("MLFLOW_DISABLE_TELEMETRY", "set to `true` by `trainer.logger=mlflow` unless it is set"),
+    ("TRACKIO_DIR", "database of `trainer.logger=trackio`; `trackio` in the run folder when unset"),
 )
 CONSOLE = re.compile(r"(?<=^```console\n)\$ lineage (?P<arguments>.*)\n(?P<output>(?s:.*?))(?=^```$)", re.M)
 _CODES = re.compile(r"(?<=<!-- codes: made by scripts/make_docs.py -->\n).*(?=<!-- end of codes -->)", re.S)

@@ -124,7 +124,7 @@ def lost_session() -> Seams:
     """The replay buffer forgets one session of a group: the step trains on what is left and says nothing."""
 
     async def materialize(original: Any, buffer: Any, uids: list[str], *rest: Any) -> KVBatchMeta:
-        buffer._trajectories[uids[-1]].pop()
+        buffer._outputs[uids[-1]].pop()
         return await original(buffer, uids, *rest)
 
     return {"lineage.trainer.replay_buffer.ReplayBuffer._materialize_batch": materialize}

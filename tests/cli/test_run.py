@@ -23,6 +23,7 @@ from lineage.cli import run as run_module
 from lineage.cli.run import CONFIG_GROUPS
 from lineage.errors import MissingExtraError, UserError
 from lineage.trainer.config import keys
+from lineage.trainer.trackers import SERVICES
 
 # one small step: two prompts, two sessions
 SMALL = [
@@ -167,11 +168,33 @@ def test_keys_without_meaning_are_named_at_the_start(invoke):
     )
 
 
-def test_the_names_of_an_experiment_tracker_are_named_too(invoke):
-    """project_name and experiment_name go nowhere here: the user who sets one is told, the others are not."""
-    result = invoke(*SMALL, "trainer.project_name=mine", "trace.enabled=false")
-    said = [line for line in result.output.splitlines() if line.startswith("ignored:")]
-    assert said == ["ignored: trainer.project_name=mine has no meaning in embedded mode"]
+def test_a_run_that_goes_on_says_where(invoke):
+    """The first finds no checkpoint, the second goes on after it, the third has nothing left; steps count on."""
+    shared = (
+        "trainer.default_local_dir=kept",
+        "trainer.save_freq=1",
+        "trainer.resume_mode=auto",
+        "trace.enabled=false",
+    )
+    outputs = [invoke(*SMALL, *shared, f"trainer.total_training_steps={steps}").output for steps in (1, 2, 2)]
+    assert "no checkpoint to go on from: starts at step 1\n" in outputs[0]
+    assert "goes on after step 1\n" in outputs[1]
+    assert "step 2/2" in outputs[1]
+    assert "trained 1 steps" in outputs[1]
+    assert "goes on after step 2: nothing left to train (trainer.total_training_steps=2)\n" in outputs[2]
+    assert "trained 0 steps" in outputs[2]
+
+
+def test_a_service_that_does_not_start_leaves_no_run_folder(invoke, monkeypatch):
+    """One line with the key, exit 2, and the last run stays the latest."""
+
+    def broken(experiment):
+        raise OSError("no server")
+
+    monkeypatch.setitem(SERVICES, "wandb", broken)
+    result = invoke(*SMALL, "trainer.logger=wandb")
+    assert said(result) == "trainer.logger=wandb does not start: no server"
+    assert list(Path("runs").iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -180,7 +203,7 @@ def test_the_names_of_an_experiment_tracker_are_named_too(invoke):
         ("data.train_batch=1", "did you mean data.train_batch_size?"),
         ("mode=ray", "use one of: embedded"),
         ("trainer.lineage.on_violation=stop", "use one of: raise, warn, off"),
-        ("model.path=nowhere", "use one of tiny, smollm2 or a local folder"),
+        ("model.path=nowhere", "use one of tiny, tiny_tools, smollm2 or a local folder"),
     ],
 )
 def test_a_mistake_leaves_no_run_folder(invoke, override, expected):
@@ -314,7 +337,7 @@ def test_interrupt_leaves_a_readable_trace(invoke, monkeypatch):
 def test_another_error_is_not_hidden(invoke, monkeypatch):
     """A fault of the program shows as itself, with the recorder closed."""
 
-    async def broken(config, folder, tracking):
+    async def broken(*arguments):
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(run_module, "_train", broken)

@@ -9,7 +9,7 @@ import pytest
 
 from lineage import hooks
 from lineage.trainer import setup
-from lineage.trainer.config import compose
+from lineage.trainer.config import ConfigError, compose, validate_config
 from lineage.trainer.dataset import DatasetError
 from lineage.trainer.grpo import PPOTrainerSync
 
@@ -101,6 +101,12 @@ def test_prompts_are_fetched_one_by_one_where_groups_are_replaced(tmp_path):
     rows = initialise(tmp_path, "algorithm.filter_groups.enable=true")
     (made,) = (dict(row["attrs"]) for row in rows if row["field"] == "_init_dataloader")
     assert made["gen_batch_size"] == "1"
+
+
+def test_a_batch_is_fetched_in_whole_parts():
+    """data.gen_batch_size divides data.train_batch_size, or the configuration is refused."""
+    with pytest.raises(ConfigError, match=r"data\.train_batch_size=8 is not a multiple of data\.gen_batch_size=3"):
+        validate_config(compose(["data.gen_batch_size=3"]))
 
 
 def test_fewer_rows_than_a_batch_are_refused(tmp_path):

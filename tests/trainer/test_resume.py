@@ -193,3 +193,18 @@ def test_five_and_five_steps_are_ten(tmp_path):
     )
     assert all(torch.equal(tensor, halves[name]) for name, tensor in whole.items())
     assert re.search(r"steps +6\.\.10", lineage(tmp_path, "info", str(resumed)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", ["lora_ref", "merged_steps", "failures", "tools"])
+def test_every_kind_of_run_can_go_on(tmp_path, experiment):
+    """An adapter, several updates a sync, failing sessions and tools: two steps are one and one."""
+    base = (f"+experiment={experiment}", "trainer.save_freq=1")
+    trainer = run(tmp_path / "whole", steps=2, base=base)
+    path = f"trainer.resume_from_path={tmp_path}/whole/checkpoints/global_step_1"
+    resumed = run(tmp_path / "half", "trainer.resume_mode=resume_path", path, steps=2, base=base)
+    assert torch.equal(weights(trainer), weights(resumed))
+    apart, (here, there) = differing_rows(tmp_path / "whole", tmp_path / "half", 1)
+    assert apart == []
+    assert here == there > 100
+    assert all(str(verdict.kind) != "fail" for verdict in check(tmp_path / "half" / "trace.parquet").verdicts)

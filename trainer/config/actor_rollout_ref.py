@@ -55,7 +55,8 @@ class OptimConfig:
         lr_scheduler_type: ``constant`` or ``cosine``.
         min_lr_ratio: floor of the cosine, as a share of ``lr``.
         num_cycles: cosine cycles over the run.
-        total_training_steps: training steps of the schedule; -1 lets the trainer fill it in.
+        total_training_steps: training steps of the schedule; -1 takes the run's. A cosine run that is to be stopped
+            and resumed needs it in both halves, if they differ in ``trainer.total_training_steps``.
     """
 
     lr: float = 3e-3

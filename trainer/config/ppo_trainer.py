@@ -237,7 +237,8 @@ class TrainerConfig:
         seed: seed of everything drawn in the run.
         default_local_dir: checkpoints; null is ``checkpoints`` in the run folder.
         resume_mode: ``disable``; ``auto``: from the newest checkpoint in ``default_local_dir``, if there is one;
-            ``resume_path``: from ``resume_from_path``.
+            ``resume_path``: from ``resume_from_path``. The run is one of its own, and goes on as if it had never
+            stopped: same seed, data and model are needed.
         resume_from_path: a ``global_step_<n>`` folder.
         rollout_data_dir: dump of prompts and responses as JSONL; null writes none.
         validation_data_dir: the same of the validation.

@@ -175,6 +175,12 @@ def _check_batch_sizes(config: DictConfig) -> list[str]:
             f"data.train_batch_size={whole} is not a multiple of trainer.v1.sync.parameter_sync_step={several}: "
             "a step is sampled in so many batches of equal size"
         )
+    fetched = config.data.gen_batch_size or whole
+    if whole % fetched:
+        raise ConfigError(
+            f"data.train_batch_size={whole} is not a multiple of data.gen_batch_size={fetched}: "
+            "the prompts of a step are fetched so many at a time"
+        )
     batch = whole // several
     name = f"data.train_batch_size={whole}" + (f" / parameter_sync_step={several}" if several > 1 else "")
     if mini > batch:
