@@ -145,7 +145,7 @@ def test_a_fault_elsewhere_is_not_the_one_looked_for(place: dict[str, Any]) -> N
 
 def test_no_violation_says_how_much_was_looked_at() -> None:
     """An invariant that passed, and how many facts it saw."""
-    with pytest.raises(AssertionError, match=r"^KEY001 is not violated: pass, 1,406 examined$"):
+    with pytest.raises(AssertionError, match=r"^KEY001 is not violated: pass, [\d,]+ examined$"):
         assert_violates(GOOD, "KEY001")
 
 

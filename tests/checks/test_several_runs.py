@@ -94,7 +94,9 @@ def test_runs_of_two_profiles_are_refused(tmp_path):
 def test_the_runs_of_one_file_are_found(tmp_path):
     """Where a row group holds several runs its statistics do not name them; rows without a run are one."""
     tables = [pq.read_table(as_run(GOOD, tmp_path / f"{name}.parquet", n=2)) for name in ("a", "b", "c")]
-    nameless = tables[2].set_column(tables[2].schema.get_field_index("run_id"), "run_id", pa.nulls(330, pa.string()))
+    nameless = tables[2].set_column(
+        tables[2].schema.get_field_index("run_id"), "run_id", pa.nulls(len(tables[2]), pa.string())
+    )
     target = tmp_path / "all.parquet"
     pq.write_table(pa.concat_tables([*tables[:2], nameless.cast(tables[0].schema)]), target)
     assert [run.run_id for run in locate(target).runs] == ["a", "b", ""]
