@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from lineage.cli.ribbon import print_ribbons
+from lineage.cli.table import print_table
 from lineage.testing import record
 from lineage.traces.ribbon import Ribbon, Span
 
@@ -120,3 +121,16 @@ def test_a_terminal_gets_colour_and_the_same_characters(capsys, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     print_ribbons([long_ribbon(2)], "u")
     assert "\x1b[33m" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("width", "ruled"), [(40, True), (10, False)])
+def test_a_table_wider_than_the_terminal_is_not_squeezed(
+    width: int, ruled: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rules where it fits, whole lines where it does not."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    print_table(["stage", "n"], [["update_actor", 3]])
+    printed = capsys.readouterr().out
+    assert ("━" in printed) is ruled
+    assert "update_actor" in printed
