@@ -37,7 +37,7 @@ from lineage.recorder import Recorder
 from lineage.run import RunInfo
 
 SAMPLES = Path(lineage.__file__).parent / "traces" / "samples"
-QUICK = ("ADV001", "BAT001", "QUE003")  # of the others each is slow: CI runs them all
+QUICK = ("ADV001", "QUE003")  # of the others each is slow: CI runs them all
 Rows = list[synthetic.Row]
 Write = Callable[..., Path]
 
@@ -145,6 +145,7 @@ def test_a_write_many_steps_late_is_a_ghost(write: Write) -> None:
     assert (error.global_steps, error.headline[:6]) == (5, "QUE001")
 
 
+@pytest.mark.slow
 def test_a_clear_that_comes_twice_is_raised_when_it_comes(write: Write) -> None:
     """The check blames the step the key belongs to; online it is known, and raised, with the second clear."""
     rows = [row for step in synthetic.steps(4, synthetic.small()) for row in step]
@@ -304,6 +305,7 @@ def test_no_process_of_a_clean_run_is_stopped(data: st.DataObject, rows: Rows, w
         (["sample", "balance", "clear", "prompt"], "QUE003"),
     ],
 )
+@pytest.mark.slow
 def test_stages_of_one_process_are_judged_by_what_they_decide(
     stages: list[str], code: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -109,6 +109,7 @@ def test_statements_end_where_duckdb_says(own: Own) -> None:
     assert judged(own(body)).verdict("MYC001").errors == 1
 
 
+@pytest.mark.slow
 def test_what_an_own_invariant_does_to_the_tables_is_undone(own: Own) -> None:
     """It empties, replaces and adds tables; the next one and the catalogue see what they always see."""
     body = (

@@ -134,6 +134,7 @@ def test_a_plugin_that_cannot_be_used_is_one_line(text: str, said: str, installe
         ),
     ],
 )
+@pytest.mark.slow
 def test_a_plugin_s_check_that_fails_is_one_line(body: str, said: str, installed: Callable[[str], Path]) -> None:
     """The line names the distribution and the code."""
     installed(plugin(body))

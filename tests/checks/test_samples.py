@@ -56,6 +56,7 @@ def test_a_bad_sample_is_blamed_on_its_fault(code):
 
 
 @pytest.mark.parametrize("code", CODES)
+@pytest.mark.slow
 def test_a_bad_sample_says_what_was_done_to_it(code):
     """The metadata of the file names the fault, as the registry does now."""
     with open_trace(path_of(code)) as trace:

@@ -55,6 +55,7 @@ def test_a_baseline_is_left_alone_when_a_trace_cannot_be_read(invoke):
     assert Path("known.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_over_several_traces_a_known_violation_occurs_when_it_occurs_in_one(invoke):
     """The other trace does not have it, and nothing is to be forgotten."""
     made = invoke(BAD, OTHER, "--baseline", "known.json", "--update-baseline")
@@ -86,6 +87,7 @@ def test_a_torn_trace_makes_a_baseline_forget_nothing(invoke):
 @pytest.mark.parametrize(
     ("setting", "option"), [("exit-zero = true", "--no-exit-zero"), ("baseline = 'known.json'", "--no-baseline")]
 )
+@pytest.mark.slow
 def test_a_setting_can_be_taken_back(invoke, setting, option):
     """What the file switches on, the command line switches off."""
     invoke(BAD, "--baseline", "known.json", "--update-baseline")

@@ -152,6 +152,7 @@ def test_a_report_does_not_take_the_place_of_a_trace(tmp_path):
     assert trace.read_bytes() == b"PAR1 and more"
 
 
+@pytest.mark.slow
 def test_the_command_writes_every_format_at_once(tmp_path):
     """Text on the terminal, a file for each of the others, the step's summary; exit 1 by the bad trace."""
     bad = SAMPLES / "bad" / "MSK002.parquet"
@@ -167,6 +168,7 @@ def test_the_command_writes_every_format_at_once(tmp_path):
     assert "| MSK002 |" in summary.read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_a_terminal_of_another_encoding_gets_escapes(tmp_path):
     """A path that the encoding cannot hold does not end the command."""
     bad = tmp_path / "ключ.parquet"

@@ -319,6 +319,7 @@ def test_missing_torch_is_the_pip_line(invoke, monkeypatch):
     assert 'pip install "rl-lineage[train]"' in str(result.exception)
 
 
+@pytest.mark.slow
 def test_interrupt_leaves_a_readable_trace(invoke, monkeypatch):
     """Ctrl-C exits 130 after sealing what there is."""
 

@@ -75,6 +75,7 @@ def test_help_is_plain_in_a_pipe(process):
         ("lineage sql --j", {"--json"}),
     ],
 )
+@pytest.mark.slow
 def test_the_shell_is_offered_codes_commands_and_options(process, typed, offered):
     """The completion Typer writes for bash asks the program, which answers with what fits."""
     done = process(
@@ -153,6 +154,7 @@ def test_a_bug_of_ours_is_no_verdict(command, monkeypatch):
 @pytest.mark.parametrize(
     "arguments", [("check", GOOD), ("info",), ("show", "u_0_0"), ("sql", "select sum(sum_in) from facts")]
 )
+@pytest.mark.slow
 def test_a_damaged_file_is_one_line_of_every_command(command, tmp_path, arguments):
     """What DuckDB or pyarrow says of it, with its name; a good trace beside it is judged."""
     import pyarrow.parquet as pq
@@ -181,6 +183,7 @@ def test_an_empty_trace_path_is_refused(command, arguments):
 
 
 @pytest.mark.parametrize("arguments", [("check", str(GOOD), "--format", "json"), ("explain", "KEY001")])
+@pytest.mark.slow
 def test_a_full_disk_behind_standard_output_is_one_line_and_no_verdict(arguments):
     """Exit 1 would say that the trace broke a contract."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

@@ -140,9 +140,8 @@ UNREADABLE: dict[str, Callable[[Any], None]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "how", [how if how == "columns" else pytest.param(how, marks=pytest.mark.slow) for how in UNREADABLE]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("how", UNREADABLE)
 def test_what_the_other_process_cannot_read_is_lost_alone(tmp_path: Path, how: str) -> None:
     """A value of a class of the script costs its own call: the seal that is waited for comes, and all other rows."""
     program = textwrap.dedent(

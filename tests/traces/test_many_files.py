@@ -56,6 +56,7 @@ def record(folder: Path, rank: int, mask: list[list[int]], use: list[list[int]] 
     ],
 )
 @pytest.mark.parametrize("wrong", [False, True])
+@pytest.mark.slow
 def test_a_check_across_ranks_sees_them_as_one(tmp_path, how, wrong):
     """One rank writes the mask, another uses it: a mask of its own is found however the ranks' rows lie."""
     mask = [[1, 1], [1, 0]]
@@ -81,6 +82,7 @@ def test_a_check_across_ranks_sees_them_as_one(tmp_path, how, wrong):
     assert [one.code for one in report.verdicts if one.errors] == (["MSK002"] if wrong else [])
 
 
+@pytest.mark.slow
 def test_two_runs_in_one_glob_raise_no_alarm(tmp_path):
     """The same keys in two runs are two trajectories."""
     for run_id in ("a", "b"):

@@ -126,6 +126,7 @@ def packed(traced_run):
     return traced_run("actor_rollout_ref.actor.use_dynamic_bsz=true", budget)
 
 
+@pytest.mark.slow
 def test_a_packed_run_checks_clean(packed):
     """Every code passes where micro-batches are cut by tokens."""
     assert set(packed.verdicts.values()) == {"pass"}

@@ -103,7 +103,7 @@ def resume(straight, tmp_path_factory):
     return from_step
 
 
-@pytest.mark.parametrize("stop", [1, 2])
+@pytest.mark.parametrize("stop", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_resumed_run_is_the_run_that_never_stopped(straight, resume, stop):
     """From inside an epoch and from its end: weights, prompts, coefficient and every row of the trace are the same."""
     (folder, trainer), (other, resumed) = straight, resume(stop)

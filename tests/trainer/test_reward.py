@@ -277,6 +277,7 @@ def colocated(traced_run):
     return traced_run(COLOCATED, *TWO_OUTPUTS)
 
 
+@pytest.mark.slow
 def test_a_colocated_run_checks_clean(colocated):
     """Every code passes: the padding rows were added after the scores, and have none."""
     assert set(colocated.verdicts.values()) == {"pass"}

@@ -200,6 +200,7 @@ class FailsInValidation(AgentLoopBase):
         return await SingleTurnAgentLoop(self.context, self.session).run(sampling_params, **row)
 
 
+@pytest.mark.slow
 def test_a_validation_that_fails_wholly_does_not_stop_the_training(tmp_path):
     """It has no answers and so no metrics; the steps go on, and nothing is left in the queue."""
     loop = "actor_rollout_ref.rollout.agent.default_agent_loop=test_fails_in_validation"
