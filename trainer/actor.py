@@ -17,6 +17,7 @@ from lineage.hooks import LineageError, Topology, Weights, traced
 from lineage.trainer.micro_batches import MicroBatchLimit
 from lineage.trainer.policy import make_policy
 from lineage.trainer.protocol import KVBatchMeta, nested_from_list
+from lineage.trainer.reward.loop_manager import EXTRA_KEYS
 from lineage.trainer.training import SequenceRows, TrainingWorker, UpdatePlan, infer_rows
 
 FORWARD_FIELDS = ("input_ids", "attention_mask", "position_ids")
@@ -67,6 +68,7 @@ class ActorRolloutRefWorker:
         total_training_steps: length of the run.
         pad_token_id: fills sequences on the right.
         with_reference: keep a reference policy: the actor without its adapter, or a frozen copy of the first weights.
+        batches_per_step: updates of a training step.
 
     Attributes:
         policy: the actor as the rollout and the reference see it.
@@ -85,6 +87,7 @@ class ActorRolloutRefWorker:
         total_training_steps: int,
         pad_token_id: int,
         with_reference: bool,
+        batches_per_step: int = 1,
     ) -> None:
         self.queue = queue
         self.config = config
@@ -102,9 +105,15 @@ class ActorRolloutRefWorker:
             topology,
             total_training_steps=total_training_steps,
             pad_token_id=pad_token_id,
+            batches_per_step=batches_per_step,
             adapter=self.policy.adapter,
             bypass=correction if correction.bypass_mode else None,
         )
+
+    @property
+    def weights(self) -> Weights:
+        """The actor's weights as a trace names them."""
+        return Weights(self.version, "actor", adapter=self.policy.adapter, training=self.actor.module.training)
 
     def get_data_parallel_size(self) -> int:
         """Logical data-parallel size the engine reports."""
@@ -124,8 +133,7 @@ class ActorRolloutRefWorker:
             temperature=self.config.rollout.temperature,
             with_entropy=True,
         )
-        weights = Weights(self.version, "actor", adapter=self.policy.adapter, training=self.actor.module.training)
-        self._put(batch, {"log_probs": log_probs, "entropy": entropy}, weights)
+        self._put(batch, {"log_probs": log_probs, "entropy": entropy}, self.weights)
 
     @traced("ref_log_prob", component="ActorRolloutRefWorker.compute_ref_log_prob", consumer="PPOTrainer")
     def compute_ref_log_prob(self, batch: KVBatchMeta) -> None:
@@ -160,7 +168,7 @@ class ActorRolloutRefWorker:
             shuffle_seed=info["shuffle_seed"],
             version=info["global_steps"] - 1,
             first_update=info["first_update"],
-            attrs={name: str(value) for name, value in info.items() if value is not None},
+            attrs={name: str(value) for name, value in info.items() if value is not None and name != EXTRA_KEYS},
         )
         rows = self._rows(batch, update_fields(self.config.actor, self.correction))
         share = len(batch) // self.topology.reported_dp

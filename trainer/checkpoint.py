@@ -7,6 +7,7 @@ the one that saved. A step folder appears whole or not at all, and is read whole
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -101,7 +102,7 @@ def save_checkpoint(
         CheckpointError: the folder cannot be written; nothing half-written is left behind.
     """
     target = folder / f"global_step_{global_steps}"
-    draft = folder / f".global_step_{global_steps}.tmp"
+    draft, latest = folder / f".global_step_{global_steps}.tmp", folder / f".{LATEST}.tmp"
     parts = {
         "model": actor.module.state_dict(),
         "optimizer": actor.optimizer.state_dict(),
@@ -120,13 +121,16 @@ def save_checkpoint(
         (draft / SETTINGS).write_text(json.dumps({"global_steps": global_steps, "settings": dict(settings or {})}))
         shutil.rmtree(target, ignore_errors=True)
         draft.rename(target)
-        latest = folder / f".{LATEST}.tmp"
         latest.write_text(str(global_steps))
         os.replace(latest, folder / LATEST)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # torch's writer has an error of its own for a disk that takes no more
         shutil.rmtree(draft, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            latest.unlink(missing_ok=True)
+        why = error.strerror if isinstance(error, OSError) else "the disk took only a part of it"
         raise CheckpointError(
-            f"checkpoint of step {global_steps} to {folder}: {error.strerror or error}; set trainer.default_local_dir"
+            f"checkpoint of step {global_steps} to {folder}: {why or error}; free some space there, or set "
+            "trainer.default_local_dir"
         ) from error
     if keep is not None:
         _forget_old(folder, global_steps, keep)

@@ -11,9 +11,8 @@ from typing import Any
 from lineage.hooks import UserError, parse_key
 from lineage.trainer.actor import fetch
 from lineage.trainer.protocol import KVBatchMeta
+from lineage.trainer.reward.loop_manager import EXTRA_KEYS
 from lineage.trainer.training import rows_of
-
-_OPTIONAL = ("reward_model", "extra_fields")
 
 
 class DumpError(UserError):
@@ -65,8 +64,7 @@ def read_samples(queue: Any, batch: KVBatchMeta, tokenizer: Any) -> list[Sample]
         return []
     data = fetch(queue, real, ["prompts", "responses", "rm_scores"])
     columns = [rows_of(data[name]) for name in ("prompts", "responses", "rm_scores")]
-    others = queue.kv_batch_get(keys=real.keys, partition_id=real.partition_id, select_fields=list(_OPTIONAL))
-    models, extras = (_objects(others, name, len(real)) for name in _OPTIONAL)
+    models = _objects(queue, real, "reward_model")
     samples = [
         Sample(
             key=key,
@@ -76,10 +74,10 @@ def read_samples(queue: Any, batch: KVBatchMeta, tokenizer: Any) -> list[Sample]
             score=float(scores.double().sum()),
             prompt_len=tag["prompt_len"],
             response_len=tag["response_len"],
-            extra=extra.get("reward_extra_info") or {},
+            extra=extra,
         )
         for key, tag, prompt, response, scores, model, extra in zip(
-            real.keys, real.tags, *columns, models, extras, strict=True
+            real.keys, real.tags, *columns, models, reward_extra_infos(queue, real), strict=True
         )
     ]
     return sorted(samples, key=lambda sample: _place(sample.key))
@@ -110,10 +108,21 @@ def dump_rollouts(folder: Path, global_steps: int, queue: Any, batch: KVBatchMet
     return write_samples(folder, global_steps, read_samples(queue, batch, tokenizer), "trainer.rollout_data_dir")
 
 
-def _objects(data: Any, name: str, rows: int) -> list[Mapping[str, Any]]:
+def reward_extra_infos(queue: Any, batch: KVBatchMeta) -> list[Mapping[str, Any]]:
+    """What the scorer said of each row beside the score: written by key if colocated, else by the session."""
+    names = batch.extra_info.get(EXTRA_KEYS)
+    if names is None:
+        return [extra.get("reward_extra_info") or {} for extra in _objects(queue, batch, "extra_fields")]
+    data = fetch(queue, batch, names)
+    columns = [data[name].tolist() for name in names]
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def _objects(queue: Any, batch: KVBatchMeta, name: str) -> list[Mapping[str, Any]]:
     """A column of mappings; empty ones where the rows have no such column, or something else in it."""
+    data = queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[name])
     if name not in data.keys():  # noqa: SIM118 - a TensorDict iterates over rows
-        return [{}] * rows
+        return [{}] * len(batch)
     return [value if isinstance(value, Mapping) else {} for value in data[name].tolist()]
 
 

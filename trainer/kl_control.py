@@ -21,21 +21,16 @@ class KLControlError(UserError):
 
 
 class KLController:
-    """A coefficient that stays (``algorithm.kl_ctrl.type=fixed``)."""
+    """A coefficient that stays (``algorithm.kl_ctrl.type=fixed``).
+
+    It has no state: a run that goes on from a checkpoint has the one of its own configuration.
+    """
 
     def __init__(self, kl_coef: float) -> None:
         self.value = kl_coef
 
     def update(self, current_kl: float, n_steps: int) -> None:
         """Nothing to follow."""
-
-    def state_dict(self) -> dict[str, float]:
-        """What a checkpoint keeps of it."""
-        return {"value": self.value}
-
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Go on from :meth:`state_dict`."""
-        self.value = float(state["value"])
 
 
 class AdaptiveKLController(KLController):
@@ -55,6 +50,14 @@ class AdaptiveKLController(KLController):
         """Move by the KL just seen, over so many trajectories."""
         error = min(max(current_kl / self.target_kl - 1.0, -0.2), 0.2)
         self.value *= 1.0 + error * n_steps / self.horizon
+
+    def state_dict(self) -> dict[str, float]:
+        """What a checkpoint keeps of it."""
+        return {"value": self.value}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Go on from :meth:`state_dict`."""
+        self.value = float(state["value"])
 
 
 def kl_controller(config: Any) -> KLController:

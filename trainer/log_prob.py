@@ -12,8 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from lineage.hooks import UserError
+
 # Values of one logits block held at once in float32: bounds memory with a large vocabulary (64 MiB).
 LOGITS_BLOCK = 1 << 24
+
+
+class PositionError(UserError):
+    """An agent loop gave positions that the model cannot take."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,11 @@ class TokenScores:
 
 
 def pad_rows(rows: list[Tensor], value: float = 0) -> Tensor:
-    """Stack rows of unequal length, padded on the right: ``(len(rows), longest)``."""
+    """Stack rows of unequal length, padded on the right: ``(len(rows), longest)``; rows ``(k, j)`` of one k become
+    ``(k, len(rows), longest)``.
+    """
+    if rows and rows[0].dim() == 2:
+        return torch.stack([pad_rows(list(axis), value) for axis in zip(*rows, strict=True)])
     return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
 
 
@@ -46,10 +56,19 @@ def score_tokens(
     """One forward of ``module`` over right-padded sequences.
 
     Args:
-        input_ids, attention_mask, position_ids: ``(batch, seq_len)`` int64.
+        input_ids, attention_mask, position_ids: ``(batch, seq_len)`` int64; positions of k axes
+            ``(k, batch, seq_len)``.
         temperature: logits are divided by it, as the sampler did.
         with_entropy: also return the entropy (costs a second pass over the logits).
+
+    Raises:
+        PositionError: positions of several axes for a model of one.
     """
+    if position_ids.dim() == 3 and not _takes_axes(module):
+        raise PositionError(
+            f"position_ids of shape ({len(position_ids)}, seq): the model has one axis (its configuration "
+            "has no mrope_section); let the agent loop give position_ids (seq), or none"
+        )
     logits = module(
         input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
     ).logits
@@ -63,6 +82,12 @@ def score_tokens(
         entropy = torch.stack([piece for _, piece in pieces if piece is not None]) if with_entropy else None
     pad_last = nn.functional.pad
     return TokenScores(pad_last(log_probs, (0, 1)), None if entropy is None else pad_last(entropy, (0, 1)))
+
+
+def _takes_axes(module: nn.Module) -> bool:
+    """Whether the model's rotary embedding is divided over several axes, as those of vision models are."""
+    config = module.config.get_text_config()  # type: ignore[union-attr, operator]
+    return "mrope_section" in (getattr(config, "rope_parameters", None) or {})
 
 
 def _score(logits: Tensor, labels: Tensor, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor | None]:

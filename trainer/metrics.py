@@ -103,7 +103,7 @@ _SUMS = ("sum", "total", "samples", "steps")
 
 
 def aggregate_metrics(parts: Sequence[Mapping[str, float]], samples: Sequence[int]) -> dict[str, float]:
-    """Metrics of several batches as one (verl ``MetricsAggregator``): each by the rule its name asks for.
+    """Metrics of several batches as one (verl ``MetricsAggregator``): each by the rule the end of its name asks for.
 
     The greatest of a ``max``, the least of a ``min``, the sum of a count, the last of what holds for the whole step,
     and the mean over samples of all else.
@@ -119,14 +119,16 @@ def aggregate_metrics(parts: Sequence[Mapping[str, float]], samples: Sequence[in
 def _aggregate(name: str, parts: Sequence[Mapping[str, float]], samples: Sequence[int]) -> float:
     found = [(part[name], count) for part, count in zip(parts, samples, strict=True) if name in part]
     values = [value for value, _ in found]
-    words = re.split("[/_]", name)
-    if words[-1] in _LAST:
+    if len(values) == 1:  # a mean of one is not always that one: the weights round it
+        return values[0]
+    last = re.split("[/_]", name)[-1]
+    if last in _LAST:
         return values[-1]
-    if "max" in words:
+    if last == "max" or name.endswith("max_deviation"):
         return max(values)
-    if "min" in words:
+    if last == "min":
         return min(values)
-    if words[-1] in _SUMS:
+    if last in _SUMS:
         return sum(values)
     weight = sum(count for _, count in found)
     return sum(value * count for value, count in found) / weight if weight else sum(values) / len(values)

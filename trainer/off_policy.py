@@ -50,25 +50,32 @@ def off_policy_metrics(log_prob: Tensor, rollout_log_prob: Tensor, mask: Tensor)
     }
 
 
-def weight_metrics(weights: Tensor, raw: Tensor, mask: Tensor, threshold: float) -> dict[str, float]:
+def weight_metrics(weights: Tensor, raw: Tensor, mask: Tensor, level: str, threshold: float) -> dict[str, float]:
     """Statistics of importance weights, before batch normalisation; empty without a token.
+
+    As in verl, the extremes of ``sequence`` weights are of what was not cut, and their shares beyond the bounds count
+    a response once; of ``token`` weights the extremes are of what was cut, and a token counts for itself.
 
     Args:
         weights: cut at ``threshold``.
         raw: not cut.
+        level: ``token`` or ``sequence``.
     """
     keep = mask.bool()
     rows = keep.any(dim=-1)
     if not rows.any():
         return {}
-    cut, whole = weights.double()[keep], raw.double()[keep]
+    cut = weights.double()[keep]
+    # every token of a response has its weight, and 0 stands outside the mask
+    whole = raw.double().amax(dim=-1)[rows] if level == "sequence" else raw.double()[keep]
+    extremes = whole if level == "sequence" else cut
     counts = keep[rows].sum(dim=-1)
     per_row = _masked(weights, keep)[rows].sum(dim=-1) / counts
     raw_per_row = _masked(raw, keep)[rows].sum(dim=-1) / counts
     return {
         "rollout_is_mean": float(cut.mean()),
-        "rollout_is_max": float(cut.max()),
-        "rollout_is_min": float(cut.min()),
+        "rollout_is_max": float(extremes.max()),
+        "rollout_is_min": float(extremes.min()),
         "rollout_is_std": float(cut.std(correction=0)),
         "rollout_is_eff_sample_size": float(cut.mean().square() / cut.square().mean().clamp(min=1e-16)),
         "rollout_is_ratio_fraction_high": float((whole > threshold).double().mean()),
@@ -86,6 +93,8 @@ def weight_metrics(weights: Tensor, raw: Tensor, mask: Tensor, threshold: float)
 def rejection_metrics(rule: RejectionRule, values: Tensor, inside: Tensor, mask: Tensor) -> dict[str, float]:
     """Statistics of one rejection rule; empty without a token.
 
+    A token counts for itself in ``_mean`` whatever the level, as in verl: a response's estimate once a token of it.
+
     Args:
         values: the rule's estimate at every token.
         inside: where it keeps to the bounds.
@@ -99,7 +108,7 @@ def rejection_metrics(rule: RejectionRule, values: Tensor, inside: Tensor, mask:
     seen = seen.double()
     gone = ~inside & keep
     metrics = {
-        f"{prefix}_mean": float(seen.mean()),
+        f"{prefix}_mean": float(values[keep].double().mean()),
         f"{prefix}_max": float(seen.max()),
         f"{prefix}_min": float(seen.min()),
         f"{prefix}_fraction_high": float((seen > rule.upper).double().mean()),

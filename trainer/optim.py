@@ -12,6 +12,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from lineage.hooks import UserError
 
+SCHEDULES = ("constant", "cosine")
+
 
 class ScheduleError(UserError):
     """A learning-rate schedule that is not known or not possible."""
@@ -29,15 +31,18 @@ def build_optimizer(module: nn.Module, config: Any) -> AdamW:
     )
 
 
-def build_schedule(optimizer: AdamW, config: Any, total_training_steps: int) -> LambdaLR:
-    """Linear warm-up, then ``constant`` or ``cosine``; it moves once a training step, as verl's does.
+def build_schedule(optimizer: AdamW, config: Any, total_training_steps: int, batches_per_step: int = 1) -> LambdaLR:
+    """Linear warm-up, then ``constant`` or ``cosine``; it moves once a batch, as verl's does.
 
     Args:
         config: ``actor.optim``; its ``total_training_steps`` of -1 takes the run's.
         total_training_steps: training steps of the run.
+        batches_per_step: batches of a training step; every count of training steps becomes one of batches.
     """
-    total = config.total_training_steps if config.total_training_steps > 0 else total_training_steps
-    warmup = config.lr_warmup_steps if config.lr_warmup_steps >= 0 else int(config.lr_warmup_steps_ratio * total)
+    steps = config.total_training_steps if config.total_training_steps > 0 else total_training_steps
+    total = steps * batches_per_step
+    by_ratio = config.lr_warmup_steps < 0
+    warmup = int(config.lr_warmup_steps_ratio * total) if by_ratio else config.lr_warmup_steps * batches_per_step
     factor = schedule(config.lr_scheduler_type, warmup, total, config.min_lr_ratio, config.num_cycles)
     return LambdaLR(optimizer, factor)
 
@@ -50,8 +55,8 @@ def schedule(
     Raises:
         ScheduleError: unknown kind.
     """
-    if kind not in ("constant", "cosine"):
-        raise ScheduleError(f"actor.optim.lr_scheduler_type={kind!r} is unknown: choose constant or cosine")
+    if kind not in SCHEDULES:
+        raise ScheduleError(f"actor.optim.lr_scheduler_type={kind!r} is unknown: choose {' or '.join(SCHEDULES)}")
 
     def factor(step: int) -> float:
         if step < warmup:

@@ -15,6 +15,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from lineage.trainer.dataset import collate_fn
 from lineage.trainer.protocol import DataProto, object_array
+from lineage.trainer.rng import derived_seed
 
 Columns = Mapping[str, torch.Tensor | np.ndarray]
 
@@ -121,7 +122,7 @@ class ValidationPrompts:
         """The rows of the validation after step ``global_steps``, each with its ``uid``."""
         order = list(range(len(self)))
         if self.shuffle:
-            np.random.default_rng([self.seed, global_steps]).shuffle(order)
+            np.random.default_rng(derived_seed(self.seed, "val", global_steps)).shuffle(order)
         size = self.batch_size or len(order)
         for start in range(0, len(order), size):
             columns = collate_fn([self.dataset[place] for place in order[start : start + size]])

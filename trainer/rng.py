@@ -6,6 +6,7 @@ prompts and of the mini-batches have generators of their own. A scorer or a tool
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,12 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
+
+
+def derived_seed(*parts: object) -> int:
+    """Seed of a generator of its own, in ``[0, 2**63)``, by what names it: the same in every process."""
+    text = "/".join(map(str, parts))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def rng_state() -> dict[str, Any]:

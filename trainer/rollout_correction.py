@@ -58,7 +58,7 @@ def compute_rollout_correction(log_prob: Tensor, rollout_log_prob: Tensor, mask:
     if config.rollout_is is not None:
         raw = importance_weights(log_ratio, mask, config.rollout_is)
         cut = raw.clamp(max=config.rollout_is_threshold)
-        metrics.update(weight_metrics(cut, raw, mask, config.rollout_is_threshold))
+        metrics.update(weight_metrics(cut, raw, mask, config.rollout_is, config.rollout_is_threshold))
         weights = cut
         if config.rollout_is_batch_normalize:
             mean = _mean_weight(cut, mask, config.rollout_is)

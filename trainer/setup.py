@@ -24,7 +24,7 @@ from lineage.trainer.checkpoint import Stateful
 from lineage.trainer.config import need_reference_policy
 from lineage.trainer.dataset import DatasetError, RLHFDataset, make_dataloader
 from lineage.trainer.engine.topology import topology_of
-from lineage.trainer.kl_control import KLController, kl_controller
+from lineage.trainer.kl_control import AdaptiveKLController, KLController, kl_controller
 from lineage.trainer.models import ModelSource, eos_token_ids, find_model, load_model, load_tokenizer
 from lineage.trainer.prompts import PromptStream, ValidationPrompts
 from lineage.trainer.queue import LocalTransferQueue
@@ -126,7 +126,11 @@ def build_parts(config: Any, queue: Any = None) -> Parts:
         eos_token_ids=eos_token_ids(module, tokenizer),
         with_reference=need_reference_policy(config),
         kl_controller=controller,
-        stateful={"kl_ctrl": controller} if config.algorithm.use_kl_in_reward else {},
+        stateful=(
+            {"kl_ctrl": controller}
+            if config.algorithm.use_kl_in_reward and isinstance(controller, AdaptiveKLController)
+            else {}
+        ),
     )
 
 
@@ -214,16 +218,16 @@ def init_model(
 ) -> ActorRolloutRefWorker:
     """The engine of the actor and, if one is needed, the reference; records their first weights and the topology."""
     with_reference = need_reference_policy(config)
-    several = config.trainer.v1.sync.parameter_sync_step
     worker = ActorRolloutRefWorker(
         queue,
         module,
         config.actor_rollout_ref,
         topology_of(config),
         correction=config.algorithm.rollout_correction,
-        total_training_steps=total_training_steps * several,  # its schedule moves once a batch
+        total_training_steps=total_training_steps,
         pad_token_id=tokenizer.pad_token_id,
         with_reference=with_reference,
+        batches_per_step=config.trainer.v1.sync.parameter_sync_step,
     )
     parameters = sum(parameter.numel() for parameter in module.parameters())
     _made("init_model", parameters=parameters, with_reference=with_reference)
@@ -274,12 +278,17 @@ def record_init(worker: ActorRolloutRefWorker) -> None:
     stage = hooks.current()
     if not hooks.recorder().enabled:
         return
-    weights = Weights(0, "actor", adapter=worker.policy.adapter, training=worker.actor.module.training)
-    stage.params("produce", dict(worker.state_dict()), weights=weights)
+    stage.params("produce", dict(worker.state_dict()), weights=worker.weights)
     if worker.reference is not None:
         weights = Weights(0, "ref", training=worker.reference.training)
         stage.params("produce", dict(worker.reference.state_dict()), weights=weights)
     stage.event("produce", "topology", topology=worker.topology)
+
+
+def _prompt_length_key(config: Any) -> str:
+    """The setting that limits a prompt in the rollout (``Parts.prompt_length``)."""
+    own = config.actor_rollout_ref.rollout.prompt_length
+    return "actor_rollout_ref.rollout.prompt_length" if own else "data.max_prompt_length"
 
 
 def build_agent_loop_manager(config: Any, parts: Parts) -> AgentLoopManager:
@@ -294,6 +303,7 @@ def build_agent_loop_manager(config: Any, parts: Parts) -> AgentLoopManager:
         tokenizer=parts.tokenizer,
         prompt_length=parts.prompt_length,
         response_length=parts.response_length,
+        prompt_length_key=_prompt_length_key(config),
         truncation=config.data.truncation,
         template_kwargs=OmegaConf.to_container(config.data.apply_chat_template_kwargs),
         calculate_log_probs=config.actor_rollout_ref.rollout.calculate_log_probs,

@@ -26,7 +26,8 @@ from lineage.trainer.metrics import mean_metrics
 from lineage.trainer.micro_batches import MicroBatchLimit
 from lineage.trainer.optim import build_optimizer, build_schedule
 from lineage.trainer.ppo_loss import MicroLoss, PolicyRows, bypass_metrics, loss_metrics, ppo_loss
-from lineage.trainer.protocol import lengths_of, padded_to_nested
+from lineage.trainer.protocol import lengths_of, padded_to_nested, tokens_last
+from lineage.trainer.rng import derived_seed
 from lineage.trainer.rollout_correction import rejected_rows
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,9 @@ class SequenceRows:
         return SequenceRows([self.keys[row] for row in rows], columns, [self.tokens[row] for row in rows])
 
     def padded(self, name: str, value: float = 0) -> Tensor:
-        """A field padded on the right to its longest row."""
+        """A field padded on the right to its longest row: ``(batch, width)``, or ``(k, batch, width)`` as models take
+        positions of k axes.
+        """
         return pad_rows(self.columns[name], value)
 
     def lengths(self, name: str) -> list[int]:
@@ -73,7 +76,7 @@ class SequenceRows:
 
 def rows_of(nested: Tensor, device: torch.device | str = "cpu") -> list[Tensor]:
     """Rows of a jagged tensor as views of its values (``unbind`` does the same, ten times slower)."""
-    return list(nested.values().to(device).split(lengths_of(nested).tolist()))
+    return list(nested.values().to(device).split(lengths_of(nested).tolist(), dim=-1 if tokens_last(nested) else 0))
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,7 @@ class TrainingWorker:
         topology: parallel layout the engine reports; its ``reported_dp`` ranks are played in turn.
         total_training_steps: length of the run, for the schedule.
         pad_token_id: fills ``input_ids`` on the right.
+        batches_per_step: updates of a training step, each of which moves the schedule.
         adapter: name of the module's adapter, for the trace; None without one.
         bypass: ``algorithm.rollout_correction`` in bypass mode, else None.
     """
@@ -135,6 +139,7 @@ class TrainingWorker:
         *,
         total_training_steps: int,
         pad_token_id: int,
+        batches_per_step: int = 1,
         adapter: str | None = None,
         bypass: Any = None,
     ) -> None:
@@ -145,7 +150,7 @@ class TrainingWorker:
         self.adapter = adapter
         self.bypass = bypass
         self.optimizer = build_optimizer(module, config.optim)
-        self.scheduler = build_schedule(self.optimizer, config.optim, total_training_steps)
+        self.scheduler = build_schedule(self.optimizer, config.optim, total_training_steps, batches_per_step)
 
     @property
     def device(self) -> torch.device:
@@ -208,7 +213,7 @@ class TrainingWorker:
     def _order(start: int, share: int, plan: UpdatePlan, epoch: int, rank: int) -> list[int]:
         if plan.shuffle_seed is None:
             return list(range(start, start + share))
-        generator = torch.Generator().manual_seed(plan.shuffle_seed * 1_000_003 + epoch * 1009 + rank)
+        generator = torch.Generator().manual_seed(derived_seed(plan.shuffle_seed, epoch, rank))
         return (torch.randperm(share, generator=generator) + start).tolist()
 
     def train_batch(self, shares: Sequence[SequenceRows], plan: UpdatePlan, place: Place) -> dict[str, float]:

@@ -7,6 +7,7 @@ copied into the rollout's own module under a version, the prefix cache begins an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from lineage import hooks
 from lineage.hooks import Weights, traced
@@ -42,7 +43,7 @@ class CheckpointEngineManager:
         """Give the actor's weights to every replica as version ``global_steps`` and wake it."""
         stage, recording = hooks.current(), hooks.recorder().enabled and self.record_weights
         sent = dict(self.worker.state_dict())
-        at = Weights(global_steps, "actor", training=self.worker.actor.module.training)
+        at = replace(self.worker.weights, version=global_steps)
         if recording:
             stage.params("sync", sent, weights=at)
         else:

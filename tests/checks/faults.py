@@ -1,6 +1,7 @@
 """One small fault per invariant: each takes the rows of a clean trace and breaks exactly one contract.
 
-``FAULTS`` maps a code to its mutation and to the stage the report must blame.
+``FAULTS`` maps a code to its mutation and to the stage the report must blame; ``MERGED_FAULTS`` are KEY003's
+in a step of several batches.
 """
 
 from __future__ import annotations
@@ -113,6 +114,40 @@ def odd_mini_batch(rows: Rows) -> None:
     row.scalars["map_attrs"] = [("global_batch_size", "5"), ("dp_size", "2")]
 
 
+def swapped_places(rows: Rows) -> None:
+    """Two rows of the last reorder say of each other where they were."""
+    row = reorders(rows)[-1]
+    places = np.array(row.lists["source_index"], copy=True)
+    places[:2] = places[1::-1]
+    row.lists["source_index"] = places
+
+
+def exchanged_keys(rows: Rows) -> None:
+    """A real key of one batch stands in the next: the step as a whole still has every key once, and its tags."""
+    one, other = reorders(rows)[-2:]
+    here, there = (int(np.argmin(row.lists["is_padding"])) for row in (one, other))
+    mine, theirs = one.lists["key"][here], other.lists["key"][there]
+    change(one, "key", here, theirs)
+    change(other, "key", there, mine)
+
+
+def batch_never_reordered(rows: Rows) -> None:
+    _remove(rows, reorders(rows)[-1])
+
+
+def lost_rank(rows: Rows) -> None:
+    _remove(rows, [row for row in rows if row.op == "dispatch"][-1])
+
+
+def _remove(rows: Rows, gone: synthetic.Row) -> None:
+    rows[:] = [row for row in rows if row is not gone]
+
+
+def reorders(rows: Rows) -> Rows:
+    """The reorder rows of the trace."""
+    return [row for row in rows if row.op == "reorder"]
+
+
 def scored_padding(rows: Rows) -> None:
     everywhere(rows, "rm_scores", _padding_key(rows), sum=1.0)
 
@@ -171,4 +206,11 @@ FAULTS: dict[str, tuple[Callable[[Rows], None], str]] = {
     "QUE001": (ghost_write, "rollout"),
     "QUE002": (kept_key, "clear"),
     "QUE003": (swapped_rows, "update_actor"),
+}
+
+# Faults of a step that trains on several batches, which leave its keys as a whole as they were; the stage to blame.
+MERGED_FAULTS: dict[str, tuple[Callable[[Rows], None], str]] = {
+    "swapped places": (swapped_places, "balance"),
+    "exchanged keys": (exchanged_keys, "balance"),
+    "a batch never reordered": (batch_never_reordered, "sample"),
 }

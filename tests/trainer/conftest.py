@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -41,7 +42,6 @@ class TracedRun:
         metrics: by step.
         store: the queue's store.
         rows: of the trace, in order.
-        verdicts: kind by code.
     """
 
     SIZES = (
@@ -61,8 +61,13 @@ class TracedRun:
         with hooks.recording(folder, config={}, run={}):
             self.trainer = PPOTrainerSync(config, folder=folder, tracking=self, queue=self.store)
             asyncio.run(self._train())
+        self.folder = folder
         self.rows = sorted(pq.read_table(folder / "trace.parquet").to_pylist(), key=lambda row: row["seq"])
-        self.verdicts = {verdict.code: str(verdict.kind) for verdict in lineage.check(folder).verdicts}
+
+    @functools.cached_property
+    def verdicts(self) -> dict[str, str]:
+        """Kind by code."""
+        return {verdict.code: str(verdict.kind) for verdict in lineage.check(self.folder).verdicts}
 
     async def _train(self) -> None:
         await self.trainer.init()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
+import pyarrow.parquet as pq
 import pytest
 import torch
 from omegaconf import OmegaConf
-from tensordict import TensorDict
+from tensordict import NonTensorStack, TensorDict
 
+from lineage import hooks
 from lineage.hooks import LineageError
 from lineage.trainer.actor import ActorRolloutRefWorker, MissingDataError, fetch, update_fields
 from lineage.trainer.config.actor_rollout_ref import ActorRolloutRefConfig
@@ -16,6 +20,7 @@ from lineage.trainer.engine.topology import embedded_topology
 from lineage.trainer.models import load_model
 from lineage.trainer.protocol import KVBatchMeta, lengths_of, nested_from_list
 from lineage.trainer.queue import LocalTransferQueue
+from lineage.trainer.reward.loop_manager import EXTRA_KEYS
 from lineage.trainer.rollout.hf import HFRollout
 from lineage.trainer.setup import use_few_threads
 from lineage.trainer.weight_sync import CheckpointEngineManager
@@ -157,6 +162,32 @@ def test_weight_sync_gives_the_rollout_the_actors_weights(worker):
     assert all(tensor.data_ptr() != received[name].data_ptr() for name, tensor in sent.items())
     manager.sleep_replicas()
     assert rollout.asleep
+
+
+def test_synced_weights_are_named_with_their_adapter(tiny, queue, tmp_path):
+    """The rows of a sync say of the actor what its other rows say."""
+    worker = make_worker(tiny, queue, lora_rank=2)
+    rollout = HFRollout(worker.policy.resident_copy(), eos_token_ids=[3], pad_token_id=0)
+    with hooks.recording(tmp_path, config={}, run={}):
+        hooks.recorder().step(1)
+        CheckpointEngineManager(worker, [rollout]).update_weights(1)
+    rows = pq.read_table(tmp_path / "trace.parquet").to_pylist()
+    named = {row["weights"]["adapter"] for row in rows if row["op"] == "sync" and row["weights"]["phase"] == "actor"}
+    assert named == {worker.policy.adapter} != {None}
+
+
+@pytest.mark.parametrize("colocated", [False, True])
+def test_a_dump_has_what_the_scorer_said_beside_the_score(queue, batch, tokenizer, tmp_path, colocated):
+    """Of the session where it was scored there, by key where the batch was scored as a whole."""
+    said = [{"score": 0.0, "note": "short"}, {"score": 0.0, "note": "long"}]
+    if colocated:
+        fields = {name: NonTensorStack(*[one[name] for one in said]) for name in said[0]}
+        batch.extra_info[EXTRA_KEYS] = list(fields)
+    else:
+        fields = {"extra_fields": NonTensorStack(*[{"reward_extra_info": one} for one in said])}
+    queue.kv_batch_put(KEYS, "train", TensorDict(fields, batch_size=[2]))
+    lines = [json.loads(line) for line in dump_rollouts(tmp_path, 4, queue, batch, tokenizer).read_text().splitlines()]
+    assert [line["note"] for line in lines] == ["short", "long"]
 
 
 def test_dump_leaves_padding_out(queue, batch, tokenizer, tmp_path):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 from lineage.trainer.agent_loop import (
     AgentLoopBase,
@@ -15,6 +18,7 @@ from lineage.trainer.agent_loop import (
     LoopContext,
     Session,
     SessionError,
+    Turn,
     agent_loop,
     agent_loop_manager_class,
     register,
@@ -23,10 +27,12 @@ from lineage.trainer.agent_loop import (
 from lineage.trainer.agent_loop import registry as loops
 from lineage.trainer.agent_loop.base import fit_prompt
 from lineage.trainer.agent_loop.postprocess import check_outputs
+from lineage.trainer.config import compose
 from lineage.trainer.protocol import DataProto, lengths_of, object_array
 from lineage.trainer.queue import LocalTransferQueue
 from lineage.trainer.reward import Score
 from lineage.trainer.rollout.base import SamplingParams, TokenOutput
+from lineage.trainer.setup import build_agent_loop_manager
 
 
 class EchoRollout:
@@ -188,14 +194,14 @@ def test_each_session_has_its_own_seed(tokenizer):
 @pytest.mark.parametrize(("truncation", "kept"), [("left", [3, 4, 5]), ("right", [1, 2, 3]), ("middle", [1, 4, 5])])
 def test_long_prompts_are_cut_as_asked(truncation, kept):
     """left drops the beginning, right the end, middle keeps both ends."""
-    assert fit_prompt([1, 2, 3, 4, 5], 3, truncation, "u") == kept
-    assert fit_prompt([1, 2], 3, truncation, "u") == [1, 2]
+    assert fit_prompt([1, 2, 3, 4, 5], 3, truncation, "u", "data.max_prompt_length") == kept
+    assert fit_prompt([1, 2], 3, truncation, "u", "data.max_prompt_length") == [1, 2]
 
 
 def test_long_prompt_under_error_says_what_to_set():
     """truncation=error is one line with the ways out."""
     with pytest.raises(SessionError, match=r"data\.max_prompt_length=3: raise it or set data\.truncation"):
-        fit_prompt([1, 2, 3, 4], 3, "error", "u")
+        fit_prompt([1, 2, 3, 4], 3, "error", "u", "data.max_prompt_length")
 
 
 @pytest.mark.parametrize(
@@ -206,12 +212,29 @@ def test_long_prompt_under_error_says_what_to_set():
         [AgentLoopOutput([], [1], [1])],
         [AgentLoopOutput([1], [1, 2], [1])],
         [AgentLoopOutput([1], [1, 2], [1, 1], [-0.1])],
+        [AgentLoopOutput([1], [1.5], [1])],
+        [AgentLoopOutput(["one"], [1], [1])],
+        [AgentLoopOutput([1], 7, [1])],
+        [AgentLoopOutput([[1]], [1], [1])],
+        [([1], [1], [1])],
     ],
 )
 def test_outputs_no_trajectory_can_be_made_of(outputs):
-    """Nothing, an empty prompt or response, and parts of other lengths are refused."""
+    """Nothing, an empty prompt or response, parts of other lengths, and what are no numbers are refused."""
     with pytest.raises(SessionError):
         check_outputs(outputs)
+
+
+@pytest.mark.parametrize("kind", [tuple, np.array, torch.tensor, iter])
+def test_an_output_is_lists_of_numbers_whatever_a_loop_gave(kind):
+    """Tuples, arrays, tensors and iterators become lists of plain numbers; what was given stays as it is."""
+    given = AgentLoopOutput(kind([1]), kind([2, 3]), kind([True, False]), kind([-0.5, 0.0]))
+    (output,) = check_outputs([given])
+    assert (output.prompt_ids, output.response_ids, output.response_mask) == ([1], [2, 3], [1, 0])
+    assert output.response_logprobs == [-0.5, 0.0]
+    numbers = [*output.prompt_ids, *output.response_ids, *output.response_mask, *output.response_logprobs]
+    assert [type(number) for number in numbers] == [int] * 5 + [float] * 2
+    assert given is not output
 
 
 def test_log_probs_on_some_outputs_only_fail_the_group(tokenizer):
@@ -353,6 +376,47 @@ def test_a_prompt_a_loop_makes_too_long_fails_its_group(tokenizer):
     held = run(tokenizer, sessions=1, prompt_length=24, **rows).kv_list("train")["train"]
     assert (held["a"]["status"], held["b"]["status"]) == ("failure", "finished")
     assert "SessionError: prompt a has" in held["a"]["error"]
+
+
+def test_every_cut_prompt_of_a_session_is_declared(tokenizer):
+    """The revision's prompt, which holds the draft, is cut like any other and says how long it was."""
+    messages = [{"role": "user", "content": "?"}]
+    size = len(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+    context = LoopContext(EchoRollout(), tokenizer, prompt_length=size, response_length=8, truncation="left")
+    loop = agent_loop("draft_revise_agent")(context, Session("u", 0, 5, 7))
+    draft, revision = asyncio.run(loop.run(SamplingParams(), raw_prompt=messages))
+    text = tokenizer.decode(draft.response_ids, skip_special_tokens=True)
+    messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "Revise."}]
+    whole = len(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+    assert draft.turns == [Turn("prompt", 0, size), Turn("policy", size, 2, 2)]
+    assert revision.turns == [Turn("prompt", 0, size, truncated_from=whole), Turn("policy", size, 2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("data.max_prompt_length=4", "data.max_prompt_length=4"),
+        ("actor_rollout_ref.rollout.prompt_length=4", "actor_rollout_ref.rollout.prompt_length=4"),
+    ],
+)
+def test_a_prompt_too_long_names_the_setting_that_limits_it(tokenizer, override, named):
+    """The rollout's own limit is not blamed on the data's."""
+    config = compose([override])
+    limit = config.actor_rollout_ref.rollout.prompt_length or config.data.max_prompt_length
+    parts = SimpleNamespace(
+        rollout=EchoRollout(),
+        tokenizer=tokenizer,
+        prompt_length=limit,
+        response_length=8,
+        queue=None,
+        reward=SimpleNamespace(session_scorer=None),
+    )
+    context = build_agent_loop_manager(config, parts).workers[0].context
+    with pytest.raises(SessionError) as caught:
+        agent_loop("single_turn_agent")(context, Session("u", 0, 5, 7)).apply_chat_template(
+            [{"role": "user", "content": "?"}]
+        )
+    assert f"tokens, {named}: raise it" in str(caught.value)
 
 
 def test_what_the_scorer_says_beside_the_score_stays_with_the_outputs(tokenizer):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import resource
 
 import pytest
 import torch
@@ -110,6 +112,37 @@ def test_a_folder_that_cannot_be_written_is_one_line(actor, tmp_path):
     blocked.write_text("")
     with pytest.raises(CheckpointError, match=r"checkpoint of step 1.*trainer\.default_local_dir"):
         save_checkpoint(blocked, 1, actor, Counter())
+
+
+@pytest.mark.parametrize("limit", [0, 1, 1200])
+def test_a_disk_that_takes_no_more_is_one_line_and_leaves_nothing(actor, tmp_path, limit):
+    """torch has an error of its own for it; the checkpoint before stays the newest, and no draft lies about."""
+    save_checkpoint(tmp_path, 1, actor, Counter())
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with pytest.raises(CheckpointError, match=r"checkpoint of step 2.*free some space there") as caught:
+            save_checkpoint(tmp_path, 2, actor, Counter())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "\n" not in str(caught.value)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step_1", LATEST]
+
+
+def test_a_tracker_that_cannot_be_written_leaves_no_draft_of_it(actor, tmp_path, monkeypatch):
+    """The step is whole, the tracker file is the one of before."""
+    save_checkpoint(tmp_path, 1, actor, Counter())
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        save_checkpoint(tmp_path, 2, actor, Counter())
+    assert (tmp_path / LATEST).read_text() == "1"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step_1", "global_step_2", LATEST]
 
 
 def test_auto_takes_the_newest_or_starts_anew(actor, tmp_path):

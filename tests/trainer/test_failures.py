@@ -33,7 +33,7 @@ from lineage.trainer.replay_buffer import ReplayBuffer, ReplayBufferError
 from lineage.trainer.reward import Score
 from lineage.trainer.rollout.base import SamplingParams
 
-OUTCOMES = ("ok", "two outputs", "raises", "no token", "no output", "reward raises", "wrong types")
+OUTCOMES = ("ok", "two outputs", "raises", "no token", "no output", "reward raises", "wrong types", "no row")
 
 
 @register("test_outcomes")
@@ -52,6 +52,8 @@ class Outcomes(AgentLoopBase):
             one = AgentLoopOutput([1, 2], [], [], [])
         if outcome == "wrong types":
             one = AgentLoopOutput([1, 2], ["a"], [1], [-0.1])
+        if outcome == "no row":
+            one.extra_fields["position_ids"] = [0]
         return [one, AgentLoopOutput([1], [5], [1], [-0.3])] if outcome == "two outputs" else one
 
 
@@ -95,7 +97,7 @@ def survivors(outcomes):
     keys = []
     for uid, sessions in outcomes.items():
         for number, outcome in enumerate(sessions):
-            if "wrong types" not in sessions and outcome in ("ok", "two outputs"):
+            if "no row" not in sessions and outcome in ("ok", "two outputs"):
                 keys += [f"{uid}_{number}_{index}" for index in range(2 if outcome == "two outputs" else 1)]
     return keys
 

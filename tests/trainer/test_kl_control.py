@@ -74,10 +74,9 @@ def test_the_fixed_coefficient_stays():
     assert controller.value == 0.3
 
 
-@pytest.mark.parametrize("kind", ["fixed", "adaptive"])
-def test_a_controller_goes_on_where_it_was_saved(kind):
+def test_an_adaptive_controller_goes_on_where_it_was_saved():
     """The state of one, loaded into a new one of the same configuration, gives the same next coefficient."""
-    config = OmegaConf.structured(KLControlConfig(type=kind, kl_coef=0.5, horizon=100, target_kl=0.1))
+    config = OmegaConf.structured(KLControlConfig(type="adaptive", kl_coef=0.5, horizon=100, target_kl=0.1))
     first = kl_controller(config)
     first.update(0.3, 8)
     second = kl_controller(config)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+import lineage
 from lineage.hooks import parse_key
+from lineage.schema import schema
 from lineage.trainer.agent_loop import AgentLoopBase, AgentLoopOutput, SingleTurnAgentLoop, register
 from lineage.trainer.config import ConfigError, compose, validate_config
+from lineage.trainer.grpo import PPOTrainerSync
 
 SMALL_RUN = (
     "data.train_batch_size=6",
@@ -122,6 +130,40 @@ def test_batches_of_unequal_size_check_clean(traced_run):
     assert run.store.resident() == (0, 0, 0)
 
 
+def swap_places(rows):
+    """The second batch's reorder mixes up where two of its rows were."""
+    places = select(rows, op="reorder")[1]["source_index"]
+    places[0], places[1] = places[1], places[0]
+
+
+def exchange_keys(rows):
+    """A key of the first batch stands in the second one's reorder, and the other way round."""
+    first, second = (row["key"] for row in select(rows, op="reorder")[:2])
+    first[0], second[0] = second[0], first[0]
+
+
+def lose_a_rank(rows):
+    """The second batch is dealt to one rank of two."""
+    rows.remove(select(rows, op="dispatch")[3])
+
+
+def select(rows, **columns):
+    """Rows with these values."""
+    return [row for row in rows if all(row[name] == value for name, value in columns.items())]
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"), [(swap_places, "KEY003"), (exchange_keys, "KEY003"), (lose_a_rank, "BAT001")]
+)
+def test_a_fault_in_one_batch_of_a_recorded_step_fails_its_code(fault, code, merged, tmp_path):
+    """What leaves the keys of the whole step as they were is seen in the batch where it happened."""
+    rows = copy.deepcopy(merged.rows)
+    fault(rows)
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema()), tmp_path / "trace.parquet")
+    report = lineage.check(tmp_path / "trace.parquet", select=["KEY003", "BAT001"])
+    assert {verdict.code for verdict in report.verdicts if verdict.errors} == {code}
+
+
 def test_metrics_are_of_the_whole_step(merged):
     """Data metrics are over the real rows of both batches, times add up, and the schedule moved once a batch."""
     metrics = merged.metrics[1]
@@ -177,3 +219,13 @@ def test_a_merged_batch_that_does_not_divide_is_warned_of():
     (line,) = validate_config(compose([*SMALL_RUN, TWICE]))
     assert "data.train_batch_size=6 / parameter_sync_step=2 is not a multiple" in line
     assert "each batch is padded from 6 to 8 rows" in line
+
+
+def test_the_schedule_of_a_merged_run_ends_with_its_last_step(tmp_path):
+    """Counts of training steps in the configuration are stretched as the run's own is: no step trains at rate 0."""
+    cosine = ("optim.lr_scheduler_type=cosine", "optim.total_training_steps=10", "optim.lr_warmup_steps=2")
+    config = compose([*SMALL_RUN, TWICE, *(f"actor_rollout_ref.actor.{line}" for line in cosine)])
+    trainer = PPOTrainerSync(config, folder=tmp_path)
+    asyncio.run(trainer.init())
+    (factor,) = trainer.parts.worker.actor.scheduler.lr_lambdas
+    assert [factor(batch) for batch in (2, 4, 12, 20)] == pytest.approx([0.5, 1.0, 0.5, 0.0], abs=1e-12)

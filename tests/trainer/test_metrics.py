@@ -87,6 +87,22 @@ def test_metrics_of_several_batches_are_one_by_their_names():
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("rollout_corr/rollout_rs_seq_max_k2_mean", 2.0),
+        ("rollout_corr/rollout_rs_seq_max_k2_max", 3.0),
+        ("rollout_corr/rollout_rs_seq_max_k2_min", 1.0),
+        ("rollout_corr/rollout_rs_seq_max_k2_masked_fraction", 2.0),
+        ("rollout_corr/rollout_is_seq_max_deviation", 3.0),
+        ("rollout_corr/log_ppl_diff_min", 1.0),
+    ],
+)
+def test_the_end_of_a_name_says_how_batches_become_one(name, expected):
+    """A max in the middle is the name of a rule, not of a greatest value."""
+    assert aggregate_metrics([{name: 3.0}, {name: 1.0}], [2, 2]) == {name: expected}
+
+
 def test_metrics_of_batches_without_a_real_row_are_a_plain_mean():
     """No sample has a weight: the mean is that of the batches, not a division by zero."""
     assert aggregate_metrics([{"actor/pg_loss": 1.0}, {"actor/pg_loss": 2.0}], [0, 0]) == {"actor/pg_loss": 1.5}
@@ -96,7 +112,7 @@ def test_metrics_of_batches_without_a_real_row_are_a_plain_mean():
 def test_one_batch_and_equal_batches_keep_their_metrics(parts):
     """The metrics of one batch are what they were, and a mean lies between those of its batches."""
     values, samples = [value for value, _ in parts], [count for _, count in parts]
-    assert aggregate_metrics([{"actor/kl_loss": values[0]}], samples[:1])["actor/kl_loss"] == pytest.approx(values[0])
+    assert aggregate_metrics([{"actor/kl_loss": values[0]}], samples[:1]) == {"actor/kl_loss": values[0]}
     mean = aggregate_metrics([{"actor/kl_loss": value} for value in values], samples)["actor/kl_loss"]
     assert min(values) - 1e-9 <= mean <= max(values) + 1e-9
 

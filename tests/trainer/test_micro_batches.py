@@ -123,7 +123,7 @@ def test_the_log_prob_passes_fall_back_to_the_actor(overrides, update, old, ref)
 def packed(traced_run):
     """A padded run on two ranks whose passes are all packed by tokens."""
     budget = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=110"
-    return traced_run("actor_rollout_ref.actor.use_dynamic_bsz=true", budget)
+    return traced_run("actor_rollout_ref.actor.use_dynamic_bsz=true", budget, "trainer.total_training_steps=1")
 
 
 @pytest.mark.slow

@@ -64,6 +64,28 @@ def test_a_template_without_tools_is_given_a_user_message(write):
     assert texts(write, "$", TOOL) == ("\n", said)
 
 
+@pytest.mark.parametrize("said", ["", "a", ":", "user"])
+def test_what_a_tool_says_does_not_choose_its_form(said):
+    """Text that the template writes anyway, or none, is no proof that it shows tools."""
+    write = lambda messages: plain(messages, ("user", "assistant"))  # noqa: E731
+    shown = f"user:<tool_response>\n{said}\n</tool_response>$\nassistant:"
+    assert texts(write, "$", {"role": "tool", "content": said}) == ("\n", shown)
+
+
+def test_a_template_may_write_a_tools_text_otherwise():
+    """A template with tools that escapes a text is still one with tools; it is asked so once, not at every message."""
+    written = []
+
+    def escaping(messages):
+        written.append(messages[-1]["content"])
+        return plain([{**message, "content": message["content"].replace('"', '\\"')} for message in messages])
+
+    tokenizer = Template(escaping)
+    observed = [continuation(tokenizer, [{"role": "tool", "content": said}], ord("$"), {}) for said in ('"7"', "8")]
+    assert tokenizer.decode(observed[0].observation) == 'tool:\\"7\\"$\nassistant:'
+    assert written[-2:] == ['"7"', "8"]
+
+
 def test_a_template_that_shows_neither_is_refused():
     """Without a form for an observation there is no tool loop."""
     with pytest.raises(AgentLoopError, match="chat template shows neither"):

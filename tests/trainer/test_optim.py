@@ -6,8 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from lineage.trainer.optim import ScheduleError, build_optimizer, build_schedule, schedule
+from lineage.trainer.optim import SCHEDULES, ScheduleError, build_optimizer, build_schedule, schedule
 
 
 def test_constant_after_warm_up():
@@ -31,22 +33,43 @@ def test_unknown_schedule_is_named():
         schedule("linear", 0, 1)
 
 
+def optim(**changes):
+    """``actor.optim`` with a warm-up of half the run."""
+    known = {
+        "lr": 0.1,
+        "betas": [0.9, 0.99],
+        "eps": 1e-8,
+        "weight_decay": 0.0,
+        "lr_warmup_steps": -1,
+        "lr_warmup_steps_ratio": 0.5,
+        "lr_scheduler_type": "constant",
+        "min_lr_ratio": 0.0,
+        "num_cycles": 0.5,
+        "total_training_steps": -1,
+    }
+    return SimpleNamespace(**{**known, **changes})
+
+
 def test_schedule_takes_the_run_length_when_it_has_none():
     """A warm-up ratio is a share of the run's steps."""
-    config = SimpleNamespace(
-        lr=0.1,
-        betas=[0.9, 0.99],
-        eps=1e-8,
-        weight_decay=0.0,
-        lr_warmup_steps=-1,
-        lr_warmup_steps_ratio=0.5,
-        lr_scheduler_type="constant",
-        min_lr_ratio=0.0,
-        num_cycles=0.5,
-        total_training_steps=-1,
-    )
+    config = optim()
     optimizer = build_optimizer(torch.nn.Linear(1, 1), config)
     scheduler = build_schedule(optimizer, config, total_training_steps=8)
     optimizer.step()
     scheduler.step()
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 4)
+
+
+@given(
+    batches=st.integers(1, 5),
+    total=st.sampled_from([-1, 4, 10]),
+    warmup=st.sampled_from([{"lr_warmup_steps": 0}, {"lr_warmup_steps": 3}, {"lr_warmup_steps_ratio": 0.5}]),
+    kind=st.sampled_from(SCHEDULES),
+)
+def test_several_batches_a_step_stretch_the_whole_schedule(batches, total, warmup, kind):
+    """With K batches a training step, the rate after K * s of them is that of s steps of one batch each."""
+    config = optim(lr_scheduler_type=kind, total_training_steps=total, **warmup)
+    optimizer = build_optimizer(torch.nn.Linear(1, 1), config)
+    (one,) = build_schedule(optimizer, config, 10).lr_lambdas
+    (several,) = build_schedule(optimizer, config, 10, batches).lr_lambdas
+    assert [several(batches * step) for step in range(12)] == pytest.approx([one(step) for step in range(12)])

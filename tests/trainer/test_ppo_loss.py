@@ -51,7 +51,7 @@ def gradient(config, policy, rows, cuts, correction=None, counts=None):
     return torch.autograd.grad(loss, policy, retain_graph=True)[0]
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(LENGTHS, st.integers(0, 3), st.integers(1, 4), MODES, st.randoms(use_true_random=False))
 def test_cutting_and_padding_do_not_change_the_gradient(lengths, padding, size, mode, random):
     """Any order, any micro-batches, any number of padding rows: the gradient of one pass over the real rows."""
@@ -119,7 +119,7 @@ def test_in_bypass_mode_the_current_policy_rejects():
     assert metrics["rollout_corr/rollout_is_mean"] == pytest.approx((1 + math.exp(-1)) / 2)
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(LENGTHS, MODES)
 def test_what_is_said_of_the_loss_adds_up_to_it(lengths, mode):
     """scale * numerator / denominator over the recorded terms is the loss; clip shares are means over its tokens."""

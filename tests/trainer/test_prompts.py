@@ -119,3 +119,10 @@ def test_a_shuffled_validation_follows_from_its_step():
     assert orders[0] == orders[2] != orders[1]
     assert sorted(orders[0]) == list(range(12))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 99))
+def test_any_seed_shuffles_a_validation(seed, step):
+    """A negative one too, which numpy's generators do not take."""
+    prompts = ValidationPrompts(Rows(4), batch_size=None, shuffle=True, seed=seed)
+    assert sorted(next(prompts.batches(step)).non_tensor_batch["index"]) == list(range(4))

@@ -298,7 +298,7 @@ ROW = st.lists(st.integers(0, 9), max_size=3)
 OPERATIONS = st.lists(st.tuples(st.sampled_from(["put", "tag", "clear"]), st.sampled_from("abc"), ROW), max_size=12)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(OPERATIONS)
 def test_any_history_agrees_with_a_plain_dict(queue, operations):
     """After any sequence of puts, tags and clears the store holds what a dict of dicts would."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 
 from lineage import hooks
 from lineage.checks import check
-from lineage.trainer.checkpoint import CheckpointError, saved_steps
+from lineage.trainer.checkpoint import LATEST, CheckpointError, saved_steps
 from lineage.trainer.config import ConfigError, compose, validate_config
 from lineage.trainer.grpo import PPOTrainerSync
 
@@ -60,6 +61,11 @@ def run(folder, *overrides, steps=STEPS, base=TINY):
     return trainer
 
 
+def shared(folder):
+    """Overrides of a run that goes on from what others saved in a folder."""
+    return f"trainer.default_local_dir={folder}", "trainer.resume_mode=auto", "trainer.save_freq=1"
+
+
 def weights(trainer):
     """The actor's parameters as one vector."""
     return torch.cat([tensor.reshape(-1).float() for _, tensor in trainer.parts.worker.state_dict()])
@@ -84,9 +90,9 @@ def prompt_order(folder, after):
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """The run that never stops; it saves after every step."""
+    """The run that never stops; it looks for a checkpoint, finds none, and saves after every step."""
     folder = tmp_path_factory.mktemp("straight")
-    return folder, run(folder, "trainer.save_freq=1")
+    return folder, run(folder, *shared(folder / "checkpoints"))
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +122,10 @@ def test_a_resumed_run_is_the_run_that_never_stopped(straight, resume, stop):
 
 
 def test_saving_changes_nothing(straight, tmp_path):
-    """A run that saves after every step ends in the weights of one that never does."""
-    assert torch.equal(weights(straight[1]), weights(run(tmp_path)))
+    """After a step that followed a save the weights are those of a run that never saves."""
+    never = run(tmp_path, f"actor_rollout_ref.actor.optim.total_training_steps={STEPS}", steps=2)
+    saved = torch.load(straight[0] / "checkpoints" / "global_step_2" / "actor" / "model.pt", weights_only=True)
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in never.parts.worker.state_dict())
 
 
 def test_a_resumed_trace_begins_after_the_checkpoint_and_is_clean(resume):
@@ -133,27 +141,40 @@ def test_a_resumed_trace_begins_after_the_checkpoint_and_is_clean(resume):
     assert {str(verdict.kind.value) for verdict in report.verdicts} <= {"pass", "vacuous", "not_applicable"}
 
 
-def test_two_runs_share_a_folder_by_auto(tmp_path):
-    """The first finds nothing and begins; the second goes on; a third has nothing left to do."""
-    shared = (f"trainer.default_local_dir={tmp_path}/ckpt", "trainer.resume_mode=auto", "trainer.save_freq=1")
-    run(tmp_path / "first", *shared, steps=1)
-    second = run(tmp_path / "second", *shared, steps=2)
-    assert prompt_order(tmp_path / "second", 0) == prompt_order(tmp_path / "second", 1)
-    assert second.global_steps == 2
-    assert saved_steps(tmp_path / "ckpt") == [1, 2]
-    third = run(tmp_path / "third", *shared, steps=2)
-    assert torch.equal(weights(third), weights(second))
-    assert prompt_order(tmp_path / "third", 0) == []
+def test_runs_share_a_folder_by_auto(straight, tmp_path):
+    """The first found nothing and began; one that finds three steps does the fourth; another has nothing left to do."""
+    folder, trainer = straight
+    assert prompt_order(folder, 0) != prompt_order(folder, 1)
+    shutil.copytree(folder / "checkpoints", tmp_path / "ckpt")
+    shutil.rmtree(tmp_path / "ckpt" / f"global_step_{STEPS}")
+    (tmp_path / "ckpt" / LATEST).write_text(str(STEPS - 1))
+    again = run(tmp_path / "again", *shared(tmp_path / "ckpt"))
+    assert prompt_order(tmp_path / "again", 0) == prompt_order(folder, STEPS - 1)
+    assert again.global_steps == STEPS
+    assert saved_steps(tmp_path / "ckpt") == [1, 2, 3, 4]
+    idle = run(tmp_path / "idle", *shared(tmp_path / "ckpt"))
+    assert torch.equal(weights(idle), weights(again))
+    assert torch.equal(weights(idle), weights(trainer))
+    assert prompt_order(tmp_path / "idle", 0) == []
 
 
-def test_other_data_is_refused_and_nothing_is_overwritten(tmp_path):
+def test_other_data_is_refused_and_nothing_is_overwritten(straight, tmp_path):
     """A run with other prompts says which key differs, before it saves anything."""
-    shared = (f"trainer.default_local_dir={tmp_path}/ckpt", "trainer.resume_mode=auto", "trainer.save_freq=1")
-    run(tmp_path / "first", *shared, steps=1)
-    before = {path: path.read_bytes() for path in (tmp_path / "ckpt").rglob("*") if path.is_file()}
+    saved = straight[0] / "checkpoints"
+    before = {path: path.read_bytes() for path in saved.rglob("*") if path.is_file()}
     with pytest.raises(CheckpointError, match=r"data\.train_max_samples=8, this run has 12"):
-        run(tmp_path / "second", *shared, "data.train_max_samples=12", steps=2)
-    assert {path: path.read_bytes() for path in (tmp_path / "ckpt").rglob("*") if path.is_file()} == before
+        run(tmp_path, *shared(saved), "data.train_max_samples=12", steps=STEPS + 1)
+    assert {path: path.read_bytes() for path in saved.rglob("*") if path.is_file()} == before
+
+
+def test_a_fixed_coefficient_is_this_runs_own_and_the_batches_of_a_step_are_shared(tmp_path):
+    """What the configuration fixes is no state; how many batches a step has is the schedule's measure of time."""
+    fixed = ("algorithm.kl_ctrl.type=fixed", f"trainer.default_local_dir={tmp_path}/ckpt", "trainer.resume_mode=auto")
+    run(tmp_path / "first", *fixed, "algorithm.kl_ctrl.kl_coef=0.5", "trainer.save_freq=1", steps=1)
+    second = run(tmp_path / "second", *fixed, "algorithm.kl_ctrl.kl_coef=0.01", steps=1)
+    assert (second.global_steps, second.parts.kl_controller.value) == (1, 0.01)
+    with pytest.raises(CheckpointError, match=r"saved with trainer\.v1\.sync\.parameter_sync_step=1, this run has 2"):
+        run(tmp_path / "third", *fixed, "trainer.v1.sync.parameter_sync_step=2", steps=2)
 
 
 def test_what_resuming_needs_is_asked_before_the_run():
@@ -180,18 +201,18 @@ def test_five_and_five_steps_are_ten(tmp_path):
     lineage(
         tmp_path, "run", "trainer.total_training_steps=10", "trainer.default_local_dir=whole", "trainer.save_freq=10"
     )
-    shared = ("trainer.default_local_dir=halves", "trainer.save_freq=5", "trainer.resume_mode=auto")
-    lineage(tmp_path, "run", "trainer.total_training_steps=5", *shared)
-    lineage(tmp_path, "run", "trainer.total_training_steps=10", *shared)
+    halves = ("trainer.default_local_dir=halves", "trainer.save_freq=5", "trainer.resume_mode=auto")
+    lineage(tmp_path, "run", "trainer.total_training_steps=5", *halves)
+    lineage(tmp_path, "run", "trainer.total_training_steps=10", *halves)
     first, _, resumed = sorted(path for path in (tmp_path / "runs").iterdir() if not path.is_symlink())
     apart, (here, there) = differing_rows(first, resumed, 5)
     assert apart == []
     assert here == there > 300
-    whole, halves = (
+    whole, joined = (
         torch.load(tmp_path / name / "global_step_10" / "actor" / "model.pt", weights_only=True)
         for name in ("whole", "halves")
     )
-    assert all(torch.equal(tensor, halves[name]) for name, tensor in whole.items())
+    assert all(torch.equal(tensor, joined[name]) for name, tensor in whole.items())
     assert re.search(r"steps +6\.\.10", lineage(tmp_path, "info", str(resumed)))
 
 

@@ -19,6 +19,7 @@ from lineage.trainer.reward import (
     RewardError,
     RewardLoopManager,
     RewardLoopWorker,
+    ScoreError,
     load_scorer,
     reward_manager,
     scorer_of,
@@ -99,6 +100,7 @@ def test_math_verify_scores_the_same_in_a_thread():
     assert found == [1.0]
 
 
+@pytest.mark.slow
 def test_reasoning_gym_rows_are_scored_by_kind(score):
     """Arithmetic goes to math-verify, other tasks to their own scorer."""
     (sum_row,) = make_rows("reasoning_gym:basic_arithmetic", 1, seed=1)
@@ -160,6 +162,16 @@ def test_a_custom_function_that_gives_no_score_is_named(score, custom, overrides
     with pytest.raises(RewardError) as caught:
         score("5", row(), custom, *overrides)
     assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["nan", "-inf"])
+def test_a_score_that_is_no_finite_number_fails_its_session(score, tmp_path, value):
+    """One response that cannot be judged is no mistake of the whole run: its error is not the user's."""
+    path = tmp_path / "mine.py"
+    path.write_text(f"def compute_score(**arguments):\n    return float('{value}')\n")
+    with pytest.raises(ScoreError, match=f"compute_score returned {value}: a finite score is needed") as caught:
+        score("5", row(), f"custom_reward_function.path={path}")
+    assert not isinstance(caught.value, UserError)
 
 
 def test_a_custom_file_that_cannot_be_loaded_is_named(score, tmp_path):
@@ -246,6 +258,7 @@ def test_who_scores_is_one_of_the_two(naive):
     ("name", "expected"),
     [
         ("breaks", "the scorer of a row of builtin/add raised ZeroDivisionError: division by zero"),
+        ("undefined", "a row of builtin/add: undefined returned nan: a finite score is needed"),
         ("differs", "the scorer returned score for one row and note, score for another"),
     ],
 )
@@ -254,6 +267,7 @@ def test_a_batch_that_cannot_be_scored_is_one_line(score_batch, tmp_path, name, 
     path = tmp_path / "mine.py"
     path.write_text(
         "def breaks(**arguments):\n    return 1 / 0\n\n"
+        "def undefined(**arguments):\n    return float('nan')\n\n"
         "def differs(solution_str, **arguments):\n"
         "    return {'score': 1.0} if solution_str == '5' else {'score': 0.0, 'note': 'long'}\n"
     )
@@ -268,6 +282,7 @@ COLOCATED = "reward.reward_model.enable=true"
 TWO_OUTPUTS = (
     "actor_rollout_ref.rollout.agent.default_agent_loop=draft_revise_agent",
     "data.train_batch_size=5",
+    "trainer.total_training_steps=1",
 )
 
 

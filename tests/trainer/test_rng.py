@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lineage.trainer.rng import kept_rng, rng_state, seed_all, set_rng_state
+from lineage.trainer.rng import derived_seed, kept_rng, rng_state, seed_all, set_rng_state
 
 
 def draws():
@@ -61,3 +61,12 @@ def test_what_a_block_draws_is_undone():
     except ZeroDivisionError:
         pass
     assert draws() == expected
+
+
+@given(st.lists(st.integers(-(2**70), 2**70), min_size=1, max_size=3))
+def test_a_derived_seed_suits_every_generator(parts):
+    """Whatever it is derived from: torch takes 64 bits, numpy no negative number, and equal names give equal seeds."""
+    seed = derived_seed(*parts)
+    torch.Generator().manual_seed(seed)
+    np.random.default_rng(seed)
+    assert seed == derived_seed(*parts) != derived_seed(*parts, 0)

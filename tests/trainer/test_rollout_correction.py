@@ -141,6 +141,30 @@ def test_equal_weights_have_the_greatest_sample_size():
     assert other["rollout_corr/rollout_is_eff_sample_size"] < 0.99
 
 
+# responses of 1 and 3 tokens, whose ratios are e and e**-6
+UNEQUAL = [[(-1.0, -2.0, True)], [(-3.0, -1.0, True)] * 3]
+
+
+def test_extremes_of_sequence_weights_are_those_before_the_cut():
+    """And each response counts once in their shares beyond the bounds; of token weights it is what was cut."""
+    whole = correct(UNEQUAL, rollout_is="sequence").metrics
+    assert whole["rollout_corr/rollout_is_max"] == pytest.approx(math.e)
+    assert whole["rollout_corr/rollout_is_min"] == pytest.approx(math.exp(-6))
+    assert whole["rollout_corr/rollout_is_ratio_fraction_high"] == 0.5
+    assert whole["rollout_corr/rollout_is_ratio_fraction_low"] == 0.5
+    each = correct(UNEQUAL, rollout_is="token").metrics
+    assert each["rollout_corr/rollout_is_max"] == 2.0
+    assert each["rollout_corr/rollout_is_ratio_fraction_high"] == 0.25
+
+
+def test_the_mean_of_a_rejection_estimate_is_over_tokens():
+    """A response's estimate weighs as much as it has tokens; the shares beyond the bounds count it once."""
+    metrics = correct(UNEQUAL, rollout_rs="seq_mean_k2", rollout_rs_threshold=1.0).metrics
+    assert metrics["rollout_corr/rollout_rs_seq_mean_k2_mean"] == pytest.approx((0.5 + 3 * 2.0) / 4)
+    assert metrics["rollout_corr/rollout_rs_seq_mean_k2_max"] == pytest.approx(2.0)
+    assert metrics["rollout_corr/rollout_rs_seq_mean_k2_fraction_high"] == 0.5
+
+
 def test_rejected_rows_are_named():
     """A row that lost a token says so; one that lost none says nothing."""
     before, after = torch.tensor([[1, 1], [1, 0]]), torch.tensor([[1, 0], [1, 0]])

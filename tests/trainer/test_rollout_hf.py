@@ -130,6 +130,31 @@ def test_an_error_reaches_every_waiting_request(rollout, monkeypatch):
     assert len(asyncio.run(ask(rollout, 2))) == 2
 
 
+def test_a_request_nobody_awaits_is_not_generated(rollout, monkeypatch):
+    """Cancelled before the engine begins, it costs nothing; the others of its batch are answered as if alone."""
+    decoded = []
+    real = hf.decode
+    monkeypatch.setattr(
+        hf, "decode", lambda module, prompts, *rest, **kw: decoded.append(prompts) or real(module, prompts, *rest, **kw)
+    )
+
+    async def go(cancelled):
+        tasks = [asyncio.create_task(ask(rollout, count)) for count in (1, 2)]
+        await asyncio.sleep(0)  # they ask
+        await asyncio.sleep(0)
+        for task in tasks[:cancelled]:
+            task.cancel()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    one, two = asyncio.run(go(cancelled=1))
+    assert isinstance(one, asyncio.CancelledError)
+    assert decoded == [[[7], [7, 7]]]
+    assert [output.token_ids for output in two] == [output.token_ids for output in asyncio.run(ask(rollout, 2))]
+    decoded.clear()
+    asyncio.run(go(cancelled=2))
+    assert decoded == []
+
+
 def test_cache_epochs_count_resets(rollout):
     """Every reset begins a new epoch."""
     rollout.reset_cache()

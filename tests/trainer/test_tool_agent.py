@@ -198,6 +198,29 @@ def test_what_goes_wrong_is_told_to_the_policy(name, arguments, text):
     assert asyncio.run(call_tool(FunctionCall(name, arguments), {"gate": Gate()}, {})) == (text, 0.0)
 
 
+class Stuck(Gate):
+    """Raises where it is asked to: when it is made, or when it is released."""
+
+    def __init__(self, where):
+        super().__init__()
+        self.where = where
+
+    async def create(self, instance_id=None, **kwargs):
+        if self.where == "create":
+            raise RuntimeError("the gate is stuck")
+        return await super().create(instance_id, **kwargs)
+
+    async def release(self, instance_id, **kwargs):
+        raise RuntimeError("the gate is stuck")
+
+
+@pytest.mark.parametrize("where", ["create", "release"])
+def test_a_tool_that_fails_around_its_call_is_told_too(where):
+    """What it raises before or after its answer ends no session."""
+    told = asyncio.run(call_tool(FunctionCall("gate", '{"word": "good"}'), {"gate": Stuck(where)}, {}))
+    assert told == ("Error executing tool 'gate': the gate is stuck", 0.0)
+
+
 @pytest.mark.parametrize("word", ["good", "bad"])
 def test_a_tool_lives_for_its_call(tokenizer, word):
     """It is made with the row's create_kwargs, executed, and released whatever happens; its reward is kept."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
 import torch
 
@@ -149,6 +150,42 @@ def test_the_trace_shows_what_does_not_fit(tokenizer, monkeypatch, tmp_path, age
     trace = traced_run(tokenizer, monkeypatch, tmp_path / "run", texts, [agent], sessions=1)
     found = judged(trace, "select count(*) filter (tiled), count(*) filter (sent) from judged")
     assert found == [(tiled, sent)]
+
+
+@register("test_turns_own_kinds")
+class OwnKinds(AgentLoopBase):
+    """Gives what the row says: another sequence than a list beside one, and turns that nobody can read."""
+
+    async def run(self, sampling_params, **row):
+        kind, turns = row["kind"], row["turns"]
+        return AgentLoopOutput(kind([5, 6]), [7, 8, 9], kind([1, 1, 1]), kind([-0.5, -0.25, 0.0]), turns=turns)
+
+
+UNREADABLE = [[Turn("policy", None, 2)], ["policy"], 3]
+
+
+@pytest.mark.parametrize("kind", [tuple, np.array, torch.tensor])
+@pytest.mark.parametrize("turns", [[], [Turn("policy", 3, 9)], *UNREADABLE])
+def test_a_trace_changes_no_session(tokenizer, tmp_path, kind, turns):
+    """Whatever a loop gives, the queue holds the same traced and untraced; turns that cannot be read are a lost row."""
+    context = LoopContext(None, tokenizer, prompt_length=64, response_length=20)
+    rows = {"uid": ["u"], "raw_prompt": [[{"role": "user", "content": "?"}]], "kind": [kind], "turns": [turns]}
+    meta = {"global_steps": 5, "partition_id": "train", "expected": 1, "sampling_params": SamplingParams()}
+
+    def held():
+        store = LocalTransferQueue()
+        worker = AgentLoopWorker(trace_queue(store), context, None, default_agent_loop="test_turns_own_kinds", seed=7)
+        asyncio.run(worker.run(DataProto.from_dict({name: object_array(one) for name, one in rows.items()}, meta)))
+        data = store.kv_batch_get(["u_0_0"], "train", ["input_ids", "loss_mask", "rollout_log_probs"])
+        return store.kv_list("train"), {name: data[name].unbind()[0].tolist() for name in data.keys()}  # noqa: SIM118
+
+    untraced = held()
+    assert untraced[0]["train"]["u"]["status"] == "finished"
+    with lineage.record(tmp_path / "run") as recorder:
+        recorder.step(5)
+        assert held() == untraced
+    report = lineage.check(tmp_path / "run")
+    assert ("1 rows dropped in step 5" in report.state) == (turns in UNREADABLE)
 
 
 def test_turns_of_a_loop_that_names_none(tokenizer):

@@ -213,8 +213,13 @@ def test_a_validation_that_fails_wholly_does_not_stop_the_training(tmp_path):
 @pytest.mark.slow
 def test_a_colocated_reward_validates_too(tmp_path):
     """The rollout sleeps while the sampled answers are scored, and wakes with the weights it had."""
-    _, history = run(tmp_path, *VALIDATED, "reward.reward_model.enable=true")
-    assert any(name.endswith("/builtin/digits/reward/mean@3") for name in history.steps[0][1])
+    _, history = run(
+        tmp_path, *VALIDATED, "reward.reward_model.enable=true", f"trainer.validation_data_dir={tmp_path}/val"
+    )
+    assert "val-core/builtin/digits/acc/mean@3" in history.steps[0][1]
+    assert "val-aux/builtin/digits/reward/mean@3" in history.steps[0][1]
+    lines = [json.loads(line) for line in (tmp_path / "val" / "0.jsonl").read_text().splitlines()]
+    assert [line["acc"] for line in lines] == pytest.approx([line["score"] for line in lines])
     ops = [row["op"] for row in rows(tmp_path, (pc.field("partition") == "val") & (pc.field("stage") == "weight_sync"))]
     assert {"sleep", "sync", "wake"} <= set(ops)
     assert all(str(verdict.kind) != "fail" for verdict in check(tmp_path / "trace.parquet").verdicts)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from lineage.hooks import LineageError, UserError
-from lineage.trainer.agent_loop.turns import Turn
+from lineage.trainer.agent_loop.turns import Conversation, Turn
+from lineage.trainer.rng import derived_seed
 from lineage.trainer.rollout.base import RolloutEngine, SamplingParams, TokenOutput
 from lineage.trainer.tools.base import BaseTool
 from lineage.trainer.tools.interaction import BaseInteraction
@@ -36,6 +37,8 @@ class AgentLoopMetrics:
 class AgentLoopOutput:
     """One output of a session.
 
+    A loop may give ids, mask and log-probs as any sequence of numbers: the worker makes lists of them.
+
     Attributes:
         prompt_ids: token ids the policy was given first.
         response_ids: everything after them: policy tokens, and observations if there were any.
@@ -48,7 +51,8 @@ class AgentLoopOutput:
         metrics: seconds and counts.
         extra_fields: anything else. Read by the trainer: ``finish_reason``, ``generated`` (policy tokens the engine
             counted), ``min_global_steps`` and ``max_global_steps`` (weight versions that generated); ``position_ids``
-            ``(seq)`` or ``(k, seq)`` where they are not 0, 1, 2, ... ``turn_scores`` and ``tool_rewards`` are lists.
+            ``(seq)`` where they are not 0, 1, 2, ..., or ``(k, seq)`` for a model of k axes. ``turn_scores`` and
+            ``tool_rewards`` are lists.
         turns: whose tokens the sequence is made of; a loop that gives none is read by its mask.
     """
 
@@ -75,8 +79,7 @@ class Session:
 
     def draw_seed(self, turn: int) -> int:
         """Seed of the session's own random numbers in one turn: the same in every batch and every process."""
-        text = f"{self.seed}/{self.global_steps}/{self.uid}/{self.session_id}/{turn}"
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+        return derived_seed(self.seed, self.global_steps, self.uid, self.session_id, turn)
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,7 @@ class LoopContext:
         tokenizer: with a chat template.
         prompt_length: most prompt tokens after the template.
         response_length: most response tokens, observations included.
+        prompt_length_key: the setting ``prompt_length`` comes from, for the error of a longer prompt.
         truncation: what to do with a longer prompt: ``error left right middle``.
         template_kwargs: more arguments of the chat template.
         calculate_log_probs: keep the sampler's log-probs (``rollout_log_probs``).
@@ -121,6 +125,7 @@ class LoopContext:
     tokenizer: Any
     prompt_length: int
     response_length: int
+    prompt_length_key: str = "data.max_prompt_length"
     truncation: str = "error"
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     calculate_log_probs: bool = True
@@ -183,18 +188,77 @@ class AgentLoopBase(ABC):
             return_dict=False,
             **self.context.template_kwargs,
         )
-        fitting = fit_prompt(list(ids), self.context.prompt_length, self.context.truncation, self.session.uid)
+        limit, key = self.context.prompt_length, self.context.prompt_length_key
+        fitting = fit_prompt(list(ids), limit, self.context.truncation, self.session.uid, key)
         self.truncated_from = len(ids) if len(fitting) < len(ids) else None
         return fitting
 
+    async def answer_once(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling_params: SamplingParams,
+        media: Mapping[str, Any] | None,
+        *,
+        num_turns: int,
+    ) -> AgentLoopOutput:
+        """One output: the messages as prompt, the policy's answer as response."""
+        conversation = Conversation.begin(self.apply_chat_template(messages), self.truncated_from)
+        begin = time.perf_counter()
+        answer = await self.generate(conversation.ids, sampling_params)
+        metrics = AgentLoopMetrics(generate_sequences=time.perf_counter() - begin)
+        conversation.answer(answer.token_ids, answer.log_probs, answer.generated)
+        return self.output_of(conversation, [answer], media, num_turns=num_turns, metrics=metrics)
 
-def fit_prompt(ids: list[int], limit: int, truncation: str, uid: str) -> list[int]:
+    def output_of(
+        self,
+        conversation: Conversation,
+        answers: Sequence[TokenOutput],
+        media: Mapping[str, Any] | None,
+        *,
+        num_turns: int,
+        metrics: AgentLoopMetrics,
+        **extra_fields: Any,
+    ) -> AgentLoopOutput:
+        """The output a conversation ends as.
+
+        Args:
+            answers: what the engine answered in it, in order.
+            extra_fields: more of them, or others than follow from the answers.
+        """
+        versions = [answer.extra_fields.get("global_steps") for answer in answers]
+        known = [version for version in versions if version is not None]
+        return AgentLoopOutput(
+            prompt_ids=conversation.ids[: conversation.prompt_length],
+            response_ids=conversation.response_ids,
+            response_mask=conversation.mask,
+            response_logprobs=conversation.log_probs if self.context.calculate_log_probs else None,
+            multi_modal_data=dict(media or {}),
+            num_turns=num_turns,
+            metrics=metrics,
+            extra_fields={
+                "finish_reason": answers[-1].stop_reason,
+                "generated": sum(answer.generated for answer in answers),
+                "min_global_steps": min(known, default=None),
+                "max_global_steps": max(known, default=None),
+                "turn_scores": [],
+                "tool_rewards": [],
+                **extra_fields,
+            },
+            turns=conversation.turns,
+        )
+
+
+def fit_prompt(ids: list[int], limit: int, truncation: str, uid: str, key: str) -> list[int]:
     """A prompt cut to ``limit`` tokens the way ``data.truncation`` says.
 
     ``left`` drops the beginning, ``right`` the end, ``middle`` keeps both ends.
 
+    Args:
+        key: the setting that gave the limit.
+
     Raises:
-        SessionError: too long with ``error``. Only a prompt that a loop has built can be: the dataset refuses its own.
+        SessionError: too long with ``error``. A prompt that a loop has built, or one that ``data.max_prompt_length``
+            lets pass and ``rollout.prompt_length`` does not.
     """
     if len(ids) <= limit:
         return ids
@@ -206,6 +270,5 @@ def fit_prompt(ids: list[int], limit: int, truncation: str, uid: str) -> list[in
         head = limit // 2
         return ids[:head] + ids[len(ids) - (limit - head) :]
     raise SessionError(
-        f"prompt {uid} has {len(ids)} tokens, data.max_prompt_length={limit}: raise it or set "
-        "data.truncation=left|right|middle"
+        f"prompt {uid} has {len(ids)} tokens, {key}={limit}: raise it or set data.truncation=left|right|middle"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from jinja2 import TemplateError
 
@@ -12,6 +13,10 @@ from lineage.trainer.agent_loop.base import AgentLoopError
 
 _ANSWER = "@@answer@@"  # stands for the policy's message: what a template puts after it is the continuation
 _QUESTION = {"role": "user", "content": "@@question@@"}
+_PROBE = "@@probe@@"  # stands for a message that follows
+
+# by tokenizer and template: the role each role's messages are shown as
+_known_forms: WeakKeyDictionary[Any, dict[str, Mapping[str, str]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -44,9 +49,9 @@ def continuation(
     Raises:
         AgentLoopError: the template shows neither form.
     """
-    text = _follow(tokenizer, messages, template_kwargs)
-    if text is None:
-        text = _follow(tokenizer, [_as_user(message) for message in messages], template_kwargs)
+    forms = _forms(tokenizer, template_kwargs)
+    shown = [_shaped(message, forms[message["role"]]) for message in messages if message["role"] in forms]
+    text = _follow(tokenizer, shown, template_kwargs) if len(shown) == len(messages) else None
     if text is None:
         raise AgentLoopError(
             "the tokenizer's chat template shows neither a tool message nor a user message after an answer: "
@@ -60,8 +65,26 @@ def continuation(
     return Continuation(_encode(tokenizer, text[begin:border]), _encode(tokenizer, text[border:]))
 
 
+def _forms(tokenizer: Any, template_kwargs: Mapping[str, Any]) -> Mapping[str, str]:
+    """The role as which the template shows a message of each role; one it cannot show is left out.
+
+    Found out once for a template, of a probe word: nothing that a tool says may decide it.
+    """
+    known = _known_forms.setdefault(tokenizer, {})
+    template = repr((getattr(tokenizer, "chat_template", None), template_kwargs))
+    if template not in known:
+        forms = {role: role for role in ("user", "tool") if _shows(tokenizer, role, template_kwargs)}
+        known[template] = {"tool": "user", **forms} if "user" in forms else forms
+    return known[template]
+
+
+def _shows(tokenizer: Any, role: str, template_kwargs: Mapping[str, Any]) -> bool:
+    after = _follow(tokenizer, [{"role": role, "content": _PROBE}], template_kwargs)
+    return after is not None and _PROBE in after
+
+
 def _follow(tokenizer: Any, messages: Sequence[Mapping[str, str]], template_kwargs: Mapping[str, Any]) -> str | None:
-    """What the template writes after an answer that these messages follow; None where it does not show them."""
+    """What the template writes after an answer that these messages follow; None where it refuses them."""
     conversation = [_QUESTION, {"role": "assistant", "content": _ANSWER}, *messages]
     try:
         text = tokenizer.apply_chat_template(
@@ -70,15 +93,14 @@ def _follow(tokenizer: Any, messages: Sequence[Mapping[str, str]], template_kwar
     except TemplateError:
         return None
     _, found, after = text.partition(_ANSWER)
-    shown = bool(found) and all(message["content"].strip() in after for message in messages)
-    return after if shown else None
+    return after if found else None
 
 
-def _as_user(message: Mapping[str, str]) -> dict[str, str]:
-    content = message["content"]
-    if message["role"] == "tool":
-        content = f"<tool_response>\n{content}\n</tool_response>"
-    return {"role": "user", "content": content}
+def _shaped(message: Mapping[str, str], form: str) -> Mapping[str, str]:
+    """A message as the template shows it: a tool's between delimiters where it has to be a user's."""
+    if form == message["role"]:
+        return message
+    return {"role": form, "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from tensordict import NonTensorStack, TensorDict
 
+from lineage.hooks import first_line
 from lineage.trainer.agent_loop.base import AgentLoopOutput, SessionError
 from lineage.trainer.protocol import nested_from_list, nested_tokens_last
+
+Number = TypeVar("Number", int, float)
 
 # fields of the dataset row that stay with the trajectory
 CARRIED = ("raw_prompt", "data_source", "reward_model")
@@ -32,15 +35,27 @@ class SessionResult:
     score: float | None
 
 
-def check_outputs(outputs: Sequence[AgentLoopOutput]) -> None:
-    """Refuse outputs no trajectory can be made of.
+def check_outputs(outputs: Sequence[AgentLoopOutput]) -> list[AgentLoopOutput]:
+    """The outputs of a session with lists of numbers, whatever sequences the loop gave: tuples, arrays, tensors.
 
     Raises:
-        SessionError: no output, an empty prompt or response, or parts of different lengths.
+        SessionError: no trajectory can be made of them: no output, an empty prompt or response, parts of different
+            lengths, or something that is no number.
     """
     if not outputs:
         raise SessionError("the agent loop returned no output")
-    for index, output in enumerate(outputs):
+    checked = []
+    for index, given in enumerate(outputs):
+        if not isinstance(given, AgentLoopOutput):
+            raise SessionError(f"output {index} is a {type(given).__name__}, an AgentLoopOutput is needed")
+        log_probs = given.response_logprobs
+        output = replace(
+            given,
+            prompt_ids=_numbers(given.prompt_ids, int, f"output {index}: prompt_ids"),
+            response_ids=_numbers(given.response_ids, int, f"output {index}: response_ids"),
+            response_mask=_numbers(given.response_mask, int, f"output {index}: response_mask"),
+            response_logprobs=None if log_probs is None else _numbers(log_probs, float, f"output {index}: log-probs"),
+        )
         size = len(output.response_ids)
         if not output.prompt_ids or not size:
             raise SessionError(f"output {index} has {len(output.prompt_ids)} prompt and {size} response tokens")
@@ -48,6 +63,25 @@ def check_outputs(outputs: Sequence[AgentLoopOutput]) -> None:
             raise SessionError(f"output {index}: {size} response tokens, a mask of {len(output.response_mask)}")
         if output.response_logprobs is not None and len(output.response_logprobs) != size:
             raise SessionError(f"output {index}: {size} tokens, {len(output.response_logprobs)} log-probs")
+        checked.append(output)
+    return checked
+
+
+def _numbers(values: Any, kind: type[Number], what: str) -> list[Number]:
+    """Values as a list of plain numbers.
+
+    Raises:
+        SessionError: one is no number, or no whole one where these are needed.
+    """
+    try:
+        given = values.tolist() if hasattr(values, "tolist") else list(values)
+        numbers = [kind(value) for value in given]
+        fits = kind is float or numbers == given
+    except (TypeError, ValueError, OverflowError) as error:
+        raise SessionError(f"{what}: {first_line(error)}") from error
+    if not fits:
+        raise SessionError(f"{what} are no whole numbers")
+    return numbers
 
 
 def trajectory_fields(

@@ -189,26 +189,15 @@ class ToolAgentLoop(AgentLoopBase):
         return True
 
     def _output(self, episode: _Episode) -> AgentLoopOutput:
-        conversation, answers = episode.conversation, episode.answers
-        versions = [answer.extra_fields.get("global_steps") for answer in answers]
-        known = [version for version in versions if version is not None]
-        return AgentLoopOutput(
-            prompt_ids=conversation.ids[: conversation.prompt_length],
-            response_ids=conversation.response_ids,
-            response_mask=conversation.mask,
-            response_logprobs=conversation.log_probs if self.context.calculate_log_probs else None,
-            multi_modal_data=episode.media,
-            num_turns=episode.user_turns + len(answers) + 1,
+        return self.output_of(
+            episode.conversation,
+            episode.answers,
+            episode.media,
+            num_turns=episode.user_turns + len(episode.answers) + 1,
             metrics=AgentLoopMetrics(generate_sequences=episode.generating, tool_calls=episode.calling),
-            extra_fields={
-                "finish_reason": episode.finish_reason,
-                "generated": sum(answer.generated for answer in answers),
-                "min_global_steps": min(known, default=None),
-                "max_global_steps": max(known, default=None),
-                "turn_scores": episode.turn_scores,
-                "tool_rewards": episode.tool_rewards,
-            },
-            turns=conversation.turns,
+            finish_reason=episode.finish_reason,
+            turn_scores=episode.turn_scores,
+            tool_rewards=episode.tool_rewards,
         )
 
 
@@ -229,18 +218,21 @@ async def call_tool(
     parameters = json.loads(call.arguments)
     if not isinstance(parameters, dict):
         return f"Invalid arguments for '{call.name}': not a JSON object", 0.0
-    instance_id = None
     try:
-        kwargs = tools_kwargs.get(call.name) or {}
-        instance_id, _ = await tool.create(create_kwargs=kwargs.get("create_kwargs") or {})
-        response, reward, _ = await tool.execute(instance_id, parameters)
+        return await _use(tool, parameters, tools_kwargs.get(call.name) or {})
     except Exception as error:
         said = f"missing argument {error}" if isinstance(error, KeyError) else error
         logger.debug("tool %s raised %s: %s", call.name, type(error).__name__, error)
         return f"Error executing tool '{call.name}': {said}", 0.0
+
+
+async def _use(tool: BaseTool, parameters: dict[str, Any], kwargs: Mapping[str, Any]) -> tuple[str, float | None]:
+    """Make an instance of the tool, let it answer, and release it whatever it does."""
+    instance_id, _ = await tool.create(create_kwargs=kwargs.get("create_kwargs") or {})
+    try:
+        response, reward, _ = await tool.execute(instance_id, parameters)
     finally:
-        if instance_id is not None:
-            await tool.release(instance_id)
+        await tool.release(instance_id)
     return response.text or "", reward
 
 

@@ -109,17 +109,28 @@ def turns_of(output: AgentLoopOutput) -> list[Turn]:
 def record_turns(keys: Sequence[str], outputs: Sequence[AgentLoopOutput]) -> None:
     """Trace the turns of trajectories: an element a turn, its content the turn's tokens in the trajectory as written.
 
+    Turns of a loop of somebody's own may be anything. Those no row can be made of are a lost row, not an error: an
+    untraced run would not have looked at them.
+
     Args:
         keys: trajectory key of each output.
     """
-    if not hooks.recorder().enabled:
+    recorder = hooks.recorder()
+    if isinstance(recorder, hooks.NullRecorder) or not keys:
         return
+    try:
+        _produce_turns(keys, outputs)
+    except Exception as error:
+        recorder.drop(1, f"turns: {type(error).__name__}: {error}")
+
+
+def _produce_turns(keys: Sequence[str], outputs: Sequence[AgentLoopOutput]) -> None:
     tokens: list[np.ndarray] = []  # of numpy: making a jagged tensor would cost more than all the rest
     names: list[str] = []
     numbers: list[int] = []
     turns: list[Turn] = []
     for key, output in zip(keys, outputs, strict=True):
-        sequence, mine = np.array(output.prompt_ids + output.response_ids), turns_of(output)
+        sequence, mine = np.array([*output.prompt_ids, *output.response_ids]), turns_of(output)
         tokens += [sequence[turn.start : turn.start + turn.length] for turn in mine]
         names += [key] * len(mine)
         numbers += range(len(mine))

@@ -116,12 +116,13 @@ class AgentLoopWorker:
         sessions = [self._run_session(prompt, session_id) for session_id in range(prompt.expected)]
         results = await asyncio.gather(*sessions, return_exceptions=True)
         errors = [result for result in results if isinstance(result, BaseException)]
+        settled = [result for result in results if isinstance(result, SessionResult)]
         try:
-            await self._agent_loop_postprocess(
-                prompt, [result for result in results if isinstance(result, SessionResult)]
-            )
+            await self._agent_loop_postprocess(prompt, settled)
         except Exception as error:  # outputs that no row can be made of: the group fails, the run goes on
             errors.append(error)
+        else:  # what became of the group is settled: the trace cannot change it
+            record_turns(*_keyed_outputs(prompt, settled))
         if not errors:
             await self._tag(prompt, status="finished")
             return
@@ -138,8 +139,7 @@ class AgentLoopWorker:
         named = prompt.row.get("agent_name")  # a table that names it in some rows has None or NaN in the others
         name = named if isinstance(named, str) and named else self.default_agent_loop
         result = await agent_loop(name)(self.context, session).run(prompt.sampling_params, **prompt.row)
-        outputs = result if isinstance(result, list) else [result]
-        check_outputs(outputs)
+        outputs = check_outputs(result if isinstance(result, list) else [result])
         return SessionResult(session_id, outputs, await self._compute_score(prompt, session_id, outputs))
 
     async def _compute_score(self, prompt: Prompt, session_id: int, outputs: list[AgentLoopOutput]) -> float | None:
@@ -163,19 +163,20 @@ class AgentLoopWorker:
         """
         if not results:
             return
-        keys = [
-            str(TrajectoryKey(prompt.uid, result.session_id, index))
-            for result in results
-            for index in range(len(result.outputs))
-        ]
-        outputs = [output for result in results for output in result.outputs]
+        keys, outputs = _keyed_outputs(prompt, results)
         await self.queue.async_kv_batch_put(
             keys=keys,
             partition_id=prompt.partition_id,
             fields=trajectory_fields(prompt.uid, results, prompt.row, self.carried),
             tags=[trajectory_tag(output, prompt.global_steps) for output in outputs],
         )
-        record_turns(keys, outputs)
 
     async def _tag(self, prompt: Prompt, **tag: Any) -> None:
         await self.queue.async_kv_put(key=prompt.uid, partition_id=prompt.partition_id, tag=tag)
+
+
+def _keyed_outputs(prompt: Prompt, results: Sequence[SessionResult]) -> tuple[list[str], list[AgentLoopOutput]]:
+    """The trajectory key of each output of a group, and the outputs."""
+    outputs = [(result.session_id, index, one) for result in results for index, one in enumerate(result.outputs)]
+    keys = [str(TrajectoryKey(prompt.uid, session_id, index)) for session_id, index, _ in outputs]
+    return keys, [one for _, _, one in outputs]

@@ -73,7 +73,11 @@ class OptimConfig:
 
 @dataclass
 class FSDPConfig:
-    """``fsdp_config`` of the actor or the reference; its meaning comes with the FSDP2 engine (mode=ray)."""
+    """``fsdp_config``; its meaning comes with the FSDP2 engine (mode=ray).
+
+    Attributes:
+        model_dtype: dtype of the weights: ``fp32``, ``bf16`` or ``fp16``.
+    """
 
     param_offload: bool = unused(False)
     optimizer_offload: bool = unused(False)
@@ -86,6 +90,13 @@ class FSDPConfig:
     model_dtype: str = "fp32"
     seed: int = unused(42)
     wrap_policy: dict[str, Any] = field(default_factory=dict, metadata=NO_MEANING)
+
+
+@dataclass
+class RefFSDPConfig(FSDPConfig):
+    """``fsdp_config`` of the reference, which in embedded mode is a copy of the actor, in the actor's dtype."""
+
+    model_dtype: str = unused("fp32")
 
 
 @dataclass
@@ -154,7 +165,7 @@ class RefConfig:
     log_prob_max_token_len_per_gpu: int | None = None
     use_torch_compile: bool = unused(False)
     ulysses_sequence_parallel_size: int = unused(1)
-    fsdp_config: FSDPConfig = field(default_factory=FSDPConfig)
+    fsdp_config: RefFSDPConfig = field(default_factory=RefFSDPConfig)
 
 
 @dataclass

@@ -15,7 +15,8 @@ class DataConfig:
     Attributes:
         train_files: parquet, json or jsonl file(s), ``reasoning_gym:<task>`` or ``builtin:<task>``.
         train_batch_size: B, prompt groups a step.
-        gen_batch_size: prompts a fetch of the dataloader; null takes ``train_batch_size``.
+        gen_batch_size: prompts a fetch of the dataloader; null takes ``train_batch_size``. It is 1, whatever is set,
+            where groups are replaced (``filter_groups``, ``sync_refill_failed_groups``).
         val_files: prompts of the validation, as ``train_files``; null has none.
         val_batch_size: validation prompts generated together; null takes all.
         max_prompt_length: tokens of a prompt after the chat template.
@@ -26,7 +27,7 @@ class DataConfig:
         shuffle: seeded random order each epoch.
         seed: seed of that order and of made tasks; null takes ``trainer.seed``.
         train_max_samples, val_max_samples: rows to keep (or to make, for a made task); -1 keeps all.
-        validation_shuffle: a random order of the validation rows, by ``seed``.
+        validation_shuffle: a random order of the validation rows, by ``trainer.seed``, another each time.
     """
 
     train_files: Any = "builtin:digits"
@@ -207,7 +208,8 @@ class SamplerConfig:
     """``trainer.v1.sampler``: the replay buffer.
 
     Attributes:
-        sync_refill_failed_groups: replace a group that failed without any output; needs ``data.gen_batch_size=1``.
+        sync_refill_failed_groups: replace a group that failed without any output; prompts are then
+            fetched one by one.
     """
 
     sync_refill_failed_groups: bool = False

@@ -76,6 +76,19 @@ POSITIVE_OR_NULL = (
     "trainer.max_actor_ckpt_to_keep",
     "trace.keep_steps",
 )
+NOT_NEGATIVE_OR_NULL = (
+    "actor_rollout_ref.actor.clip_ratio",
+    "actor_rollout_ref.actor.clip_ratio_low",
+    "actor_rollout_ref.actor.clip_ratio_high",
+    "actor_rollout_ref.actor.kl_loss_coef",
+    "actor_rollout_ref.actor.entropy_coeff",
+    "actor_rollout_ref.actor.optim.weight_decay",
+    "actor_rollout_ref.actor.optim.eps",
+    "algorithm.kl_ctrl.kl_coef",
+    "algorithm.filter_groups.max_num_gen_batches",
+    "trainer.log_val_generations",
+)
+SEEDS = ("trainer.seed", "data.seed", "actor_rollout_ref.actor.data_loader_seed")
 FALSE_ONLY = {
     "reward.reward_model.enable_resource_pool": "embedded mode has one process: the reward model shares it",
     "trace.capture_text": "the recorder of this version keeps no text",
@@ -159,12 +172,25 @@ def validate_config(config: DictConfig) -> list[str]:
         value = OmegaConf.select(config, key)
         if value is not None:
             _positive(key, value)
-    _check_groups(config)
+    for key in NOT_NEGATIVE_OR_NULL:
+        value = OmegaConf.select(config, key)
+        if value is not None and not value >= 0:
+            raise ConfigError(f"{key}={value} must not be negative")
+    for key in SEEDS:
+        value = OmegaConf.select(config, key)
+        if value is not None and not -(2**63) <= value < 2**63:
+            raise ConfigError(f"{key}={value} must be an integer of 64 bits, from -2**63 to 2**63 - 1")
     _check_sampling(config)
     _check_actor(config)
     _check_adapter(config)
     _check_trainer(config)
-    return [*_check_lineage(config), *_check_resume(config), *_check_correction(config), *_check_batch_sizes(config)]
+    return [
+        *_check_lineage(config),
+        *_check_resume(config),
+        *_check_correction(config),
+        *_check_groups(config),
+        *_check_batch_sizes(config),
+    ]
 
 
 def _check_batch_sizes(config: DictConfig) -> list[str]:
@@ -175,7 +201,7 @@ def _check_batch_sizes(config: DictConfig) -> list[str]:
             f"data.train_batch_size={whole} is not a multiple of trainer.v1.sync.parameter_sync_step={several}: "
             "a step is sampled in so many batches of equal size"
         )
-    fetched = config.data.gen_batch_size or whole
+    fetched = 1 if _replaces_groups(config) else config.data.gen_batch_size or whole
     if whole % fetched:
         raise ConfigError(
             f"data.train_batch_size={whole} is not a multiple of data.gen_batch_size={fetched}: "
@@ -204,13 +230,16 @@ def _check_batch_sizes(config: DictConfig) -> list[str]:
     return []
 
 
-def _check_groups(config: DictConfig) -> None:
-    """What replaces groups while a batch is sampled needs their scores, and a rollout that is awake."""
-    replaces = {
-        "algorithm.filter_groups.enable": config.algorithm.filter_groups.enable,
-        "trainer.v1.sampler.sync_refill_failed_groups": config.trainer.v1.sampler.sync_refill_failed_groups,
-    }
-    for key in (key for key, wanted in replaces.items() if wanted):
+def _replaces_groups(config: DictConfig) -> list[str]:
+    """The keys that are set and have groups replaced, one by one, while a batch is sampled."""
+    switches = ("algorithm.filter_groups.enable", "trainer.v1.sampler.sync_refill_failed_groups")
+    return [key for key in switches if OmegaConf.select(config, key)]
+
+
+def _check_groups(config: DictConfig) -> list[str]:
+    """What replaces groups needs their scores, a rollout that is awake, and prompts one by one."""
+    replacing = _replaces_groups(config)
+    for key in replacing:
         several = config.trainer.v1.sync.parameter_sync_step
         if several > 1:
             raise ConfigError(
@@ -222,6 +251,12 @@ def _check_groups(config: DictConfig) -> None:
             "algorithm.filter_groups.enable=true with reward.reward_model.enable=true: groups are filtered by their "
             "scores while they are sampled, and a colocated reward scores them after it; set one of them off"
         )
+    if replacing and config.data.gen_batch_size not in (None, 1):
+        return [
+            f"data.gen_batch_size={config.data.gen_batch_size} is replaced by 1: {replacing[0]}=true replaces groups "
+            "one by one"
+        ]
+    return []
 
 
 def _check_sampling(config: DictConfig) -> None:
@@ -241,10 +276,6 @@ def _check_actor(config: DictConfig) -> None:
         raise ConfigError(f"actor_rollout_ref.actor.optim.betas={betas} must be two numbers in [0, 1)")
     if actor.clip_ratio_c <= 1:
         raise ConfigError(f"actor_rollout_ref.actor.clip_ratio_c={actor.clip_ratio_c} must be greater than 1")
-    for key in ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "kl_loss_coef", "entropy_coeff"):
-        value = actor[key]
-        if value is not None and value < 0:
-            raise ConfigError(f"actor_rollout_ref.actor.{key}={value} must not be negative")
 
 
 def _check_adapter(config: DictConfig) -> None:
@@ -277,8 +308,6 @@ def _check_correction(config: DictConfig) -> list[str]:
             f"{asked} compares log-probs at the sampling temperature {rollout.temperature}; "
             "set actor_rollout_ref.rollout.logprobs_mode=processed_logprobs"
         )
-    if config.algorithm.kl_ctrl.kl_coef < 0:
-        raise ConfigError(f"algorithm.kl_ctrl.kl_coef={config.algorithm.kl_ctrl.kl_coef} must not be negative")
     if correction.bypass_mode and correction.rollout_is:
         return [f"{prefix}.rollout_is makes metrics only in bypass mode: the ratio of the loss is the weight"]
     return []
@@ -341,7 +370,7 @@ def _check_lineage(config: DictConfig) -> list[str]:
 
 
 def _positive(key: str, value: Any) -> None:
-    if value is None or value <= 0:
+    if value is None or not value > 0:  # nan is neither
         raise ConfigError(f"{key}={_text(value)} must be greater than 0")
 
 

@@ -15,13 +15,15 @@ from torch import Tensor
 
 from lineage.hooks import UserError
 from lineage.trainer.protocol import DataProto
-from lineage.trainer.reward.errors import RewardError
+from lineage.trainer.reward.errors import RewardError, ScoreError
 from lineage.trainer.reward.loop import RewardLoopWorker
 from lineage.trainer.reward.manager import NaiveRewardManager, Score
 
 # what a rule reads of the dataset row, and verl's reward model of the trajectory
 ROW_FIELDS = ("data_source", "reward_model", "extra_info")
 INPUT_FIELDS = ("prompts", "responses", "raw_prompt")
+# where a scored batch keeps the names of the fields that hold what the scorer said beside the score
+EXTRA_KEYS = "reward_extra_keys"
 
 
 class RewardLoopManager:
@@ -50,7 +52,7 @@ class RewardLoopManager:
 
         Returns:
             ``rm_scores`` (batch, response width) float32, the score on the last response token; what the scorer said
-            beside it as objects, their names in ``meta_info["reward_extra_keys"]``.
+            beside it as objects, their names in ``meta_info`` under ``EXTRA_KEYS``.
 
         Raises:
             RewardError: a score cannot be computed, or rows differ in what was said beside it.
@@ -62,7 +64,7 @@ class RewardLoopManager:
         rm_scores[torch.arange(len(data)), lengths - 1] = torch.tensor([score.score for score in scores])
         infos = [score.reward_extra_info for score in scores]
         extra = {name: [info[name] for info in infos] for name in _same_keys(infos)}
-        return DataProto.from_dict({"rm_scores": rm_scores, **extra}, {"reward_extra_keys": list(extra)})
+        return DataProto.from_dict({"rm_scores": rm_scores, **extra}, {EXTRA_KEYS: list(extra)})
 
     async def _score(self, data: DataProto, row: int, lengths: Tensor) -> Score:
         columns = data.non_tensor_batch
@@ -72,6 +74,8 @@ class RewardLoopManager:
             return await self.manager.run_single(response, fields)
         except UserError:
             raise
+        except ScoreError as error:
+            raise RewardError(f"a row of {fields.get('data_source')}: {error}") from error
         except Exception as error:  # the user's own function; in the agent loop it fails its session, here the batch
             source = fields.get("data_source")
             raise RewardError(f"the scorer of a row of {source} raised {type(error).__name__}: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig
 from transformers import PreTrainedTokenizerBase
 
-from lineage.trainer.reward.errors import RewardError
+from lineage.trainer.reward.errors import RewardError, ScoreError
 from lineage.trainer.reward.registry import Scorer, arguments_of, load_scorer, scorer_of
 
 
@@ -49,6 +50,7 @@ class NaiveRewardManager:
 
         Raises:
             RewardError: no scorer for the row, or it returned neither a number nor a dict with ``score``.
+            ScoreError: the score is NaN or infinite (verl takes it: no advantage of its group is a number then).
         """
         solution = self.tokenizer.decode(list(response_ids), skip_special_tokens=True)
         scorer = self.scorer or scorer_of(row.get("data_source"))
@@ -59,9 +61,17 @@ class NaiveRewardManager:
         try:
             score = float(extra.pop("score"))
         except (KeyError, TypeError, ValueError) as error:
-            name = getattr(scorer, "__name__", None) or getattr(getattr(scorer, "func", None), "__name__", "scorer")
-            raise RewardError(f"{name} returned {result!r}: a number or a dict with 'score' is needed") from error
+            raise RewardError(
+                f"{_name(scorer)} returned {result!r}: a number or a dict with 'score' is needed"
+            ) from error
+        if not math.isfinite(score):
+            raise ScoreError(f"{_name(scorer)} returned {result!r}: a finite score is needed")
         return Score(score, extra if isinstance(result, Mapping) else {"acc": score})
+
+
+def _name(scorer: Scorer) -> str:
+    function = getattr(scorer, "func", scorer)  # the user's own is a partial
+    return str(getattr(function, "__name__", "scorer"))
 
 
 MANAGERS = {"naive": NaiveRewardManager}

@@ -115,11 +115,12 @@ class HFRollout:
             )
 
     def _flush(self) -> None:
-        """Generate everything that waits: one batch for each way of sampling, in order of arrival."""
+        """Generate everything somebody awaits: one batch for each way of sampling, in order of arrival."""
         waiting, self._waiting = self._waiting, []
         batches: dict[SamplingParams, list[_Request]] = {}
         for request in waiting:
-            batches.setdefault(request.params, []).append(request)
+            if not request.answer.done():  # a cancelled session no longer waits
+                batches.setdefault(request.params, []).append(request)
         for params, requests in batches.items():
             for start in range(0, len(requests), self.max_num_seqs):
                 self._answer(requests[start : start + self.max_num_seqs], params)
@@ -129,12 +130,10 @@ class HFRollout:
             outputs = self._generate(requests, params)
         except Exception as error:  # whoever awaits the request gets it; the engine lives on
             for request in requests:
-                if not request.answer.done():
-                    request.answer.set_exception(error)
+                request.answer.set_exception(error)
             return
         for request, output in zip(requests, outputs, strict=True):
-            if not request.answer.done():  # a cancelled session no longer waits
-                request.answer.set_result(output)
+            request.answer.set_result(output)
 
     def _generate(self, requests: list[_Request], params: SamplingParams) -> list[TokenOutput]:
         drawn = decode(

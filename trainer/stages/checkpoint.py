@@ -12,7 +12,7 @@ from lineage.hooks import traced
 from lineage.trainer.checkpoint import find_checkpoint, read_checkpoint, restore, save_checkpoint
 from lineage.trainer.setup import Parts
 
-# what decides which prompt comes when, under which uid, and what its sessions draw
+# what decides which prompt comes when, under which uid, in which batch, and what its sessions draw
 _SHARED = (
     "trainer.seed",
     "data.seed",
@@ -21,6 +21,7 @@ _SHARED = (
     "data.train_batch_size",
     "data.gen_batch_size",
     "data.shuffle",
+    "trainer.v1.sync.parameter_sync_step",
 )
 
 
@@ -43,7 +44,7 @@ def save(parts: Parts, run_folder: Path, global_steps: int) -> None:
         settings=_shared(parts),
         keep=trainer.max_actor_ckpt_to_keep,
     )
-    hooks.current().params("produce", dict(parts.worker.state_dict()), field="checkpoint", weights=_weights(parts))
+    hooks.current().params("produce", dict(parts.worker.state_dict()), field="checkpoint", weights=parts.worker.weights)
 
 
 def load(parts: Parts, run_folder: Path) -> int:
@@ -65,18 +66,13 @@ def load(parts: Parts, run_folder: Path) -> int:
     attrs = {"resume_mode": str(trainer.resume_mode), "global_steps": str(step), "epoch": str(parts.stream.epoch)}
     stage.event("produce", "_load_checkpoint", producer="PPOTrainer._setup", attrs=attrs)
     if path is not None:
-        stage.params("consume", dict(worker.state_dict()), field="checkpoint", weights=_weights(parts))
+        stage.params("consume", dict(worker.state_dict()), field="checkpoint", weights=worker.weights)
     return step
 
 
 def checkpoint_folder(parts: Parts, run_folder: Path) -> Path:
     """``trainer.default_local_dir``, or ``checkpoints`` in the run folder."""
     return Path(parts.config.trainer.default_local_dir or run_folder / "checkpoints").expanduser()
-
-
-def _weights(parts: Parts) -> hooks.Weights:
-    worker = parts.worker
-    return hooks.Weights(worker.version, "actor", adapter=worker.policy.adapter, training=worker.actor.module.training)
 
 
 def _shared(parts: Parts) -> dict[str, Any]:

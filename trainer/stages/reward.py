@@ -9,7 +9,7 @@ from lineage import hooks
 from lineage.hooks import traced
 from lineage.trainer.actor import fetch
 from lineage.trainer.protocol import DataProto, KVBatchMeta, lengths_of, valid_mask
-from lineage.trainer.reward.loop_manager import INPUT_FIELDS, ROW_FIELDS
+from lineage.trainer.reward.loop_manager import EXTRA_KEYS, INPUT_FIELDS, ROW_FIELDS
 from lineage.trainer.setup import Parts
 from lineage.trainer.stages.fields import put
 
@@ -18,7 +18,10 @@ MANAGER, DRIVER = "RewardLoopManager.compute_rm_score", "PPOTrainer._compute_rew
 
 @traced("reward", component=DRIVER, consumer="PPOTrainer._compute_advantage")
 async def compute_reward_colocate(parts: Parts, batch: KVBatchMeta) -> None:
-    """Score a batch as a whole (verl ``_compute_reward_colocate``); padding rows come after it."""
+    """Score a batch as a whole (verl ``_compute_reward_colocate``); padding rows come after it.
+
+    What the scorer said beside the score becomes a field each; the batch keeps their names in ``extra_info``.
+    """
     nested = fetch(parts.queue, batch, [*INPUT_FIELDS, *ROW_FIELDS])
     prompt_lens, response_lens = lengths_of(nested["prompts"]), lengths_of(nested["responses"])
     data = DataProto.from_tensordict(nested)
@@ -40,6 +43,7 @@ async def compute_reward_colocate(parts: Parts, batch: KVBatchMeta) -> None:
         scoring.score(scores, keys=batch.keys, lengths={"response": spans["response"]}, columns=sources)
     fields = dict(result.to_nested(["rm_scores"], response_lens).items())
     stage.unpad(fields, keys=batch.keys)
-    for name in result.meta_info["reward_extra_keys"]:
+    batch.extra_info[EXTRA_KEYS] = result.meta_info[EXTRA_KEYS]
+    for name in result.meta_info[EXTRA_KEYS]:
         fields[name] = NonTensorStack(*result.non_tensor_batch[name].tolist())
     put(parts, batch, fields)

@@ -13,7 +13,7 @@ from lineage import hooks
 from lineage.hooks import parse_key, traced
 from lineage.trainer.actor import fetch
 from lineage.trainer.agent_loop import AgentLoopManager
-from lineage.trainer.dump import Sample, read_samples, write_samples
+from lineage.trainer.dump import Sample, read_samples, reward_extra_infos, write_samples
 from lineage.trainer.protocol import DataProto, KVBatchMeta
 from lineage.trainer.replay_buffer import VALIDATION
 from lineage.trainer.rng import kept_rng
@@ -89,12 +89,13 @@ def _final_answers(parts: Parts, batch: KVBatchMeta) -> list[Answer]:
         session = parsed.uid, parsed.session_id
         last[session] = max(last.get(session, (-1, "")), (parsed.index, key))
     finals = batch.select_keys([key for _, key in last.values()])
-    data = fetch(parts.queue, finals, ["uid", "data_source", "rm_scores", "num_turns", "extra_fields"])
+    data = fetch(parts.queue, finals, ["uid", "data_source", "rm_scores", "num_turns"])
     rewards = [float(row.double().sum()) for row in data["rm_scores"].unbind()]
-    columns = (data[name].tolist() for name in ("uid", "data_source", "num_turns", "extra_fields"))
+    columns = (data[name].tolist() for name in ("uid", "data_source", "num_turns"))
+    extras = reward_extra_infos(parts.queue, finals)
     return [
-        Answer(str(uid), str(source), reward, extra.get("reward_extra_info") or {}, int(turns))
-        for reward, uid, source, turns, extra in zip(rewards, *columns, strict=True)
+        Answer(str(uid), str(source), reward, extra, int(turns))
+        for reward, uid, source, turns, extra in zip(rewards, *columns, extras, strict=True)
     ]
 
 
