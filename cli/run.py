@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lineage.checks.gate import Gate
     from lineage.checks.online import StepChecker
     from lineage.hooks import AnyRecorder
-    from lineage.trainer.loggers import Tracking
+    from lineage.trainer.tracking.loggers import Tracking
 
 SCORE = "critic/score/mean"
 
@@ -182,9 +182,9 @@ def _run(config: DictConfig, console: Console, gate: Gate) -> Summary:
     from lineage import hooks
     from lineage.run import TRACE_FILE, new_run_folder
     from lineage.trainer.config import loggers, resolved, save
-    from lineage.trainer.loggers import Tracking
     from lineage.trainer.models import find_model, is_made
-    from lineage.trainer.trackers import Experiment, need_modules
+    from lineage.trainer.tracking.loggers import Tracking
+    from lineage.trainer.tracking.trackers import Experiment, need_modules
 
     need_modules(loggers(config))
     path = config.actor_rollout_ref.model.path

@@ -264,7 +264,7 @@ def mini_batch_in_trajectories() -> Seams:
         return [[share.tolist() for share in np.array_split(mini, worker.topology.reported_dp)] for mini in whole]
 
     return {
-        "lineage.trainer.batch_sizes.BatchSizes.mini_batch_rows": lambda _, sizes: sizes.ppo_mini_batch_size,
+        "lineage.trainer.batching.batch_sizes.BatchSizes.mini_batch_rows": lambda _, sizes: sizes.ppo_mini_batch_size,
         "lineage.trainer.training.TrainingWorker._mini_batches": split,
     }
 

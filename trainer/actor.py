@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lineage import hooks
 from lineage.hooks import LineageError, Topology, Weights, traced
-from lineage.trainer.micro_batches import MicroBatchLimit
+from lineage.trainer.batching.micro_batches import MicroBatchLimit
 from lineage.trainer.policy import make_policy
 from lineage.trainer.protocol import KVBatchMeta, nested_from_list
 from lineage.trainer.reward.loop_manager import EXTRA_KEYS

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 from lineage import hooks
 from lineage.hooks import traced
 from lineage.trainer.agent_loop import AgentLoopManager
-from lineage.trainer.dump import Sample, dump_rollouts
 from lineage.trainer.metrics import StepTimer, aggregate_metrics
 from lineage.trainer.protocol import KVBatchMeta
 from lineage.trainer.setup import Parts, build_agent_loop_manager, build_parts
@@ -29,6 +28,7 @@ from lineage.trainer.stages.reward import compute_reward_colocate
 from lineage.trainer.stages.sample import sample_groups
 from lineage.trainer.stages.update import update_actor
 from lineage.trainer.stages.validate import validate, validation_is_due
+from lineage.trainer.tracking.dump import Sample, dump_rollouts
 
 
 class Tracking(Protocol):

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from lineage.hooks import LossTerm
+from lineage.trainer.correction.rejection_rules import rejection_rules
+from lineage.trainer.correction.rollout_correction import compute_rollout_correction, reject
 from lineage.trainer.log_prob import pad_rows
 from lineage.trainer.loss import Aggregated, MiniBatch, aggregate, compute_policy_loss, kl_penalty
-from lineage.trainer.rejection_rules import rejection_rules
-from lineage.trainer.rollout_correction import compute_rollout_correction, reject
 
 
 @dataclass(frozen=True)

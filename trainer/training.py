@@ -20,15 +20,15 @@ from torch import Tensor, nn
 
 from lineage import hooks
 from lineage.hooks import Optim, Topology, Weights
+from lineage.trainer.batching.micro_batches import MicroBatchLimit
+from lineage.trainer.correction.rollout_correction import rejected_rows
 from lineage.trainer.log_prob import TokenScores, pad_rows, response_windows, score_tokens
 from lineage.trainer.loss import MiniBatch
 from lineage.trainer.metrics import mean_metrics
-from lineage.trainer.micro_batches import MicroBatchLimit
 from lineage.trainer.optim import build_optimizer, build_schedule
 from lineage.trainer.ppo_loss import MicroLoss, PolicyRows, bypass_metrics, loss_metrics, ppo_loss
 from lineage.trainer.protocol import lengths_of, padded_to_nested, tokens_last
 from lineage.trainer.rng import derived_seed
-from lineage.trainer.rollout_correction import rejected_rows
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from lineage.cli import run as run_module
 from lineage.cli.run import CONFIG_GROUPS
 from lineage.errors import MissingExtraError, UserError
 from lineage.trainer.config import keys
-from lineage.trainer.trackers import SERVICES
+from lineage.trainer.tracking.trackers import SERVICES
 
 # one small step: two prompts, two sessions
 SMALL = [
@@ -326,7 +326,7 @@ def test_interrupt_leaves_a_readable_trace(invoke, monkeypatch):
     def interrupt(self, metrics, step):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lineage.trainer.loggers.Tracking.log", interrupt)
+    monkeypatch.setattr("lineage.trainer.tracking.loggers.Tracking.log", interrupt)
     result = invoke(*SMALL, "trainer.total_training_steps=2")
     assert result.exit_code == 130, result.output
     assert "interrupted after" in result.output

@@ -15,8 +15,8 @@ from lineage import hooks
 from lineage.trainer.config import compose, validate_config
 from lineage.trainer.grpo import PPOTrainerSync
 from lineage.trainer.models import ModelSource, find_model, load_tokenizer
+from lineage.trainer.models.tiny import tool_tokenizer as make_tool_tokenizer
 from lineage.trainer.queue import LocalTransferQueue
-from lineage.trainer.tiny import tool_tokenizer as make_tool_tokenizer
 
 # The models are tiny: more threads cost more than they bring, and xdist runs several processes.
 torch.set_num_threads(1)

@@ -15,7 +15,6 @@ from lineage.hooks import LineageError
 from lineage.trainer.actor import ActorRolloutRefWorker, MissingDataError, fetch, update_fields
 from lineage.trainer.config.actor_rollout_ref import ActorRolloutRefConfig
 from lineage.trainer.config.ppo_trainer import RolloutCorrectionConfig
-from lineage.trainer.dump import DumpError, dump_rollouts
 from lineage.trainer.engine.topology import embedded_topology
 from lineage.trainer.models import load_model
 from lineage.trainer.protocol import KVBatchMeta, lengths_of, nested_from_list
@@ -23,6 +22,7 @@ from lineage.trainer.queue import LocalTransferQueue
 from lineage.trainer.reward.loop_manager import EXTRA_KEYS
 from lineage.trainer.rollout.hf import HFRollout
 from lineage.trainer.setup import use_few_threads
+from lineage.trainer.tracking.dump import DumpError, dump_rollouts
 from lineage.trainer.weight_sync import CheckpointEngineManager
 
 KEYS = ["u_0_0", "u_1_0"]

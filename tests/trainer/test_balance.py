@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lineage.trainer.balance import balance_rows, karmarkar_karp, workload
+from lineage.trainer.batching.balance import balance_rows, karmarkar_karp, workload
 
 
 @st.composite

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lineage.trainer.batch_sizes import BatchSizes
+from lineage.trainer.batching.batch_sizes import BatchSizes
 from lineage.trainer.config import compose
 
 small = st.integers(1, 6)

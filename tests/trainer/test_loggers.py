@@ -15,9 +15,9 @@ import pytest
 from rich.console import Console
 
 from lineage.hooks import MissingExtraError
-from lineage.trainer.dump import Sample
-from lineage.trainer.loggers import METRICS_FILE, LoggerError, Tracking
-from lineage.trainer.trackers import SERVICES, Experiment, need_modules
+from lineage.trainer.tracking.dump import Sample
+from lineage.trainer.tracking.loggers import METRICS_FILE, LoggerError, Tracking
+from lineage.trainer.tracking.trackers import SERVICES, Experiment, need_modules
 
 METRICS = {"critic/score/mean": 0.25, "actor/grad_norm": float("nan"), "timing_s/step": 0.5, "training/global_step": 1}
 VALIDATION = {"val-core/builtin/add/acc/mean@4": 0.5, "val-aux/builtin/add/reward/mean@4": 0.5}
@@ -166,7 +166,7 @@ def test_a_missing_package_is_the_pip_line(name, monkeypatch):
 def test_loggers_import_no_service():
     """Each is imported when it is asked for."""
     services = "{'wandb', 'mlflow', 'trackio', 'tensorboard'}"
-    code = f"import sys, lineage.trainer.loggers as _; print({services} & set(sys.modules))"
+    code = f"import sys, lineage.trainer.tracking.loggers as _; print({services} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
@@ -177,8 +177,8 @@ def test_loggers_import_no_service():
 _RUN = """
 import socket, sys
 from pathlib import Path
-from lineage.trainer.loggers import Tracking
-from lineage.trainer.trackers import Experiment
+from lineage.trainer.tracking.loggers import Tracking
+from lineage.trainer.tracking.trackers import Experiment
 
 real = socket.socket.connect
 def connect(self, address):

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lineage.trainer import micro_batches
+from lineage.trainer.batching.micro_batches import MicroBatchLimit, pack
 from lineage.trainer.config import compose
-from lineage.trainer.micro_batches import MicroBatchLimit, pack
 
 
 @st.composite

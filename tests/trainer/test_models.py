@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from lineage.hooks import UserError
 from lineage.trainer.models import ModelError, eos_token_ids, find_model, is_made, load_model, load_tokenizer
+from lineage.trainer.models.tiny import random_model
+from lineage.trainer.models.warm_start import warm_start
 from lineage.trainer.rollout.base import SamplingParams
 from lineage.trainer.rollout.sampling import decode
 from lineage.trainer.tasks import make_rows
-from lineage.trainer.tiny import random_model
 from lineage.trainer.tools import Calculator, Lookup, tool_parser
-from lineage.trainer.warm_start import warm_start
 
 SCHEMAS = [Calculator().tool_schema, Lookup().tool_schema]
 CALL = {"name": "calculator", "arguments": {"expression": "55+66"}}

@@ -6,7 +6,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 from lineage.hooks import parse_key
-from lineage.trainer.padding import padding_fields, padding_rows
+from lineage.trainer.batching.padding import padding_fields, padding_rows
 from lineage.trainer.protocol import lengths_of, nested_from_list
 from lineage.trainer.queue import LocalTransferQueue
 

@@ -22,12 +22,12 @@ from lineage.trainer.agent_loop import (
     register,
 )
 from lineage.trainer.agent_loop.postprocess import SessionResult, trajectory_fields
+from lineage.trainer.batching.padding import padding_fields, padding_rows
 from lineage.trainer.config.actor_rollout_ref import ActorRolloutRefConfig
 from lineage.trainer.config.ppo_trainer import RolloutCorrectionConfig
 from lineage.trainer.engine.topology import embedded_topology
 from lineage.trainer.log_prob import PositionError
 from lineage.trainer.models import load_model
-from lineage.trainer.padding import padding_fields, padding_rows
 from lineage.trainer.protocol import DataProto, KVBatchMeta, nested_from_list, nested_tokens_last, object_array
 from lineage.trainer.queue import LocalTransferQueue
 from lineage.trainer.rollout.base import SamplingParams

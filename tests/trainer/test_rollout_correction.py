@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from lineage.trainer.config.ppo_trainer import RolloutCorrectionConfig
-from lineage.trainer.off_policy import off_policy_metrics
-from lineage.trainer.rejection_rules import REJECTIONS, RejectionError, rejection_rules
-from lineage.trainer.rollout_correction import (
+from lineage.trainer.correction.off_policy import off_policy_metrics
+from lineage.trainer.correction.rejection_rules import REJECTIONS, RejectionError, rejection_rules
+from lineage.trainer.correction.rollout_correction import (
     CorrectionError,
     compute_rollout_correction,
     importance_weights,

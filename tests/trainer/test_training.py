@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from lineage.trainer.batching.micro_batches import MicroBatchLimit
 from lineage.trainer.config.actor_rollout_ref import ActorConfig
 from lineage.trainer.engine.topology import embedded_topology
 from lineage.trainer.loss import AGGREGATIONS
-from lineage.trainer.micro_batches import MicroBatchLimit
 from lineage.trainer.models import load_model
 from lineage.trainer.setup import use_few_threads
 from lineage.trainer.stages.update import shuffle_seed

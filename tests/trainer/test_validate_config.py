@@ -13,7 +13,7 @@ from lineage.trainer.loss import AGGREGATIONS, KL_ESTIMATORS
 from lineage.trainer.optim import SCHEDULES
 from lineage.trainer.reward.manager import MANAGERS
 from lineage.trainer.stages.update import shuffle_seed
-from lineage.trainer.trackers import SERVICES
+from lineage.trainer.tracking.trackers import SERVICES
 from lineage.trainer.training import TrainingWorker, UpdatePlan
 
 ACTOR = "actor_rollout_ref.actor"

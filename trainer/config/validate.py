@@ -11,7 +11,7 @@ from lineage.hooks import disabled
 from lineage.trainer.config.compose import overridden
 from lineage.trainer.config.errors import ConfigError
 from lineage.trainer.config.tree import keys
-from lineage.trainer.rejection_rules import rejection_rules
+from lineage.trainer.correction.rejection_rules import rejection_rules
 
 _KL_ESTIMATORS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 # Values this version runs; anything else is one error line that names these.

@@ -14,9 +14,9 @@ from lineage import hooks
 from lineage.hooks import traced
 from lineage.trainer.actor import fetch
 from lineage.trainer.advantage import compute_advantage
+from lineage.trainer.correction.rollout_correction import compute_rollout_correction, rejected_rows
 from lineage.trainer.kl_control import apply_kl_penalty
 from lineage.trainer.protocol import DataProto, KVBatchMeta, lengths_of
-from lineage.trainer.rollout_correction import compute_rollout_correction, rejected_rows
 from lineage.trainer.setup import Parts
 from lineage.trainer.stages.fields import Metrics, put
 

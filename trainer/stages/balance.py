@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from lineage import hooks
 from lineage.hooks import traced
-from lineage.trainer.balance import balance_rows
-from lineage.trainer.batch_sizes import BatchSizes
+from lineage.trainer.batching.balance import balance_rows
+from lineage.trainer.batching.batch_sizes import BatchSizes
+from lineage.trainer.batching.padding import padding_fields, padding_rows
 from lineage.trainer.metrics import balance_metrics
-from lineage.trainer.padding import padding_fields, padding_rows
 from lineage.trainer.protocol import KVBatchMeta
 from lineage.trainer.setup import Parts
 from lineage.trainer.stages.fields import Metrics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lineage.trainer.batch_sizes import BatchSizes
+from lineage.trainer.batching.batch_sizes import BatchSizes
 from lineage.trainer.protocol import KVBatchMeta
 from lineage.trainer.setup import Parts
 from lineage.trainer.stages.fields import Metrics

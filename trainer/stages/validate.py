@@ -13,7 +13,6 @@ from lineage import hooks
 from lineage.hooks import parse_key, traced
 from lineage.trainer.actor import fetch
 from lineage.trainer.agent_loop import AgentLoopManager
-from lineage.trainer.dump import Sample, read_samples, reward_extra_infos, write_samples
 from lineage.trainer.protocol import DataProto, KVBatchMeta
 from lineage.trainer.replay_buffer import VALIDATION
 from lineage.trainer.rng import kept_rng
@@ -22,6 +21,7 @@ from lineage.trainer.stages.fields import Metrics
 from lineage.trainer.stages.prompts import ask_validation, register_prompts
 from lineage.trainer.stages.reward import compute_reward_colocate
 from lineage.trainer.stages.sample import sample_groups
+from lineage.trainer.tracking.dump import Sample, read_samples, reward_extra_infos, write_samples
 from lineage.trainer.validation import Answer, validation_metrics
 
 

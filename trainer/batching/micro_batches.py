@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lineage.trainer.balance import karmarkar_karp, workload
+from lineage.trainer.batching.balance import karmarkar_karp, workload
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from lineage.trainer.warm_start import warm_start
+from lineage.trainer.models.warm_start import warm_start
 
 _SEED = 0
 _SPECIAL = ("<pad>", "<unk>", "<|im_start|>", "<|im_end|>")

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from lineage.trainer.rejection_rules import RejectionRule
+from lineage.trainer.correction.rejection_rules import RejectionRule
 
 
 def off_policy_metrics(log_prob: Tensor, rollout_log_prob: Tensor, mask: Tensor) -> dict[str, float]:

@@ -178,13 +178,13 @@ def _cached(name: str, make: Callable[[Path], None]) -> Path:
 
 
 def _make_tiny(folder: Path) -> None:
-    from lineage.trainer.tiny import make_tiny
+    from lineage.trainer.models.tiny import make_tiny
 
     make_tiny(folder)
 
 
 def _make_tiny_tools(folder: Path) -> None:
-    from lineage.trainer.tiny import make_tiny_tools
+    from lineage.trainer.models.tiny import make_tiny_tools
 
     make_tiny_tools(folder)
 

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lineage.hooks import UserError, first_line
-from lineage.trainer.dump import Sample
-from lineage.trainer.trackers import SERVICES, Experiment, MetricLogger, need_modules
+from lineage.trainer.tracking.dump import Sample
+from lineage.trainer.tracking.trackers import SERVICES, Experiment, MetricLogger, need_modules
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from lineage.hooks import UserError
-from lineage.trainer.off_policy import off_policy_metrics, rejection_metrics, weight_metrics
-from lineage.trainer.rejection_rules import RejectionRule, rejection_rules
+from lineage.trainer.correction.off_policy import off_policy_metrics, rejection_metrics, weight_metrics
+from lineage.trainer.correction.rejection_rules import RejectionRule, rejection_rules
 
 # a ratio outside exp(-20) .. exp(20) is as good as that
 BOUND = 20.0

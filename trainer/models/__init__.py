@@ -1,0 +1,27 @@
+"""Models and tokenizers: built in, made from a package, or a local folder; never the network.
+
+Enters: ``model.path``. Leaves: a Hugging Face folder, the module, its tokenizer. Imported by ``setup`` and
+``lineage run``.
+"""
+
+from lineage.trainer.models.find import (
+    ModelError,
+    ModelSource,
+    cache_folder,
+    eos_token_ids,
+    find_model,
+    is_made,
+    load_model,
+    load_tokenizer,
+)
+
+__all__ = [
+    "ModelError",
+    "ModelSource",
+    "cache_folder",
+    "eos_token_ids",
+    "find_model",
+    "is_made",
+    "load_model",
+    "load_tokenizer",
+]
