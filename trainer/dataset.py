@@ -238,7 +238,7 @@ def _read_json(path: Path) -> list[Row]:
     """A JSON array of rows, or rows one a line."""
     text = _text(path)
     if not text.lstrip().startswith("["):
-        return _rows_of_lines(path, text.splitlines())
+        return _rows_of_lines(path, text.split("\n"))
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -246,7 +246,7 @@ def _read_json(path: Path) -> list[Row]:
 
 
 def _read_jsonl(path: Path) -> list[Row]:
-    return _rows_of_lines(path, _text(path).splitlines())
+    return _rows_of_lines(path, _text(path).split("\n"))  # a string may hold what else ends a line, U+2028 above all
 
 
 def _rows_of_lines(path: Path, lines: Iterable[str]) -> list[Row]:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lineage import hooks
-from lineage.hooks import traced
-from lineage.trainer.agent_loop import AgentLoopManager
+from lineage.hooks import LineageError, first_line, traced
+from lineage.trainer.agent_loop import AgentLoopError, AgentLoopManager
 from lineage.trainer.metrics import StepTimer, aggregate_metrics
 from lineage.trainer.protocol import KVBatchMeta
 from lineage.trainer.setup import Parts, build_agent_loop_manager, build_parts
@@ -203,7 +203,14 @@ class PPOTrainerSync:
         batch = next_train_batch(self.parts, self.global_steps, num_prompts)
         register_prompts(self.parts, batch)
         # outside every stage: a task inherits the stage it is started in
-        self.agent_loop_manager.generate_sequences(batch)
+        try:
+            self.agent_loop_manager.generate_sequences(batch)
+        except Exception as error:
+            manager = type(self.agent_loop_manager)
+            if manager is AgentLoopManager or isinstance(error, LineageError):
+                raise
+            said = f"{type(error).__name__}: {first_line(error)}"
+            raise AgentLoopError(f"{manager.__name__}.generate_sequences raised {said}") from error
 
     async def _sample(self) -> KVBatchMeta:
         """Wait for a batch of groups and for the workers: nothing may write behind the step's back."""

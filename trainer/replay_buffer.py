@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -35,6 +36,9 @@ VALIDATION = "val"
 # submits so many fresh prompts to the rollout (the trainer's ``_add_prompts_to_generate``)
 Refill = Callable[[int], Awaitable[object] | object]
 
+logger = logging.getLogger(__name__)
+
+_PATIENCE = 10  # batches of prompts generated for one step, after each of which a line says how it stands
 _SURPLUS = "surplus"
 _METRICS = {
     FILTERED: "training/filter_groups/evicted_samples",
@@ -114,6 +118,11 @@ class ReplayBuffer:
                     + (f": raise algorithm.filter_groups.max_num_gen_batches={limit}, 0 sets no limit" if limit else "")
                 )
             await self._submit(fresh)
+            if (submitted + fresh) // (_PATIENCE * batch_size) > submitted // (_PATIENCE * batch_size):
+                logger.warning(
+                    "step %d: %d prompt groups generated so far: %d filtered, %d failed, %d of %d kept",
+                    global_steps, submitted + fresh, counts[FILTERED], counts[FAILED], len(self._outputs), batch_size,
+                )  # fmt: skip
             credit, submitted = credit - fresh, submitted + fresh
         groups = self.sampleable()
         if policy.evicts and len(groups) > batch_size:

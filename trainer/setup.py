@@ -25,7 +25,7 @@ from lineage.trainer.config import need_reference_policy
 from lineage.trainer.dataset import DatasetError, RLHFDataset, make_dataloader
 from lineage.trainer.engine.topology import topology_of
 from lineage.trainer.kl_control import AdaptiveKLController, KLController, kl_controller
-from lineage.trainer.models import ModelSource, eos_token_ids, find_model, load_model, load_tokenizer
+from lineage.trainer.models import ModelSource, eos_token_ids, find_model, load_model, load_tokenizer, vocab_size
 from lineage.trainer.prompts import PromptStream, ValidationPrompts
 from lineage.trainer.queue import LocalTransferQueue
 from lineage.trainer.replay_buffer import RefillPolicy, ReplayBuffer
@@ -63,6 +63,7 @@ class Parts:
         stream: prompts of the training.
         validation: prompts of the validation; None without ``data.val_files``.
         prompt_length, response_length: limits in tokens.
+        vocab_size: token ids of the model lie below it.
         eos_token_ids: ids that end a response, the first one fills padding rows.
         with_reference: a reference policy exists.
         kl_controller: coefficient of the KL in the reward; unused without ``algorithm.use_kl_in_reward``.
@@ -82,6 +83,7 @@ class Parts:
     total_training_steps: int
     prompt_length: int
     response_length: int
+    vocab_size: int
     eos_token_ids: list[int]
     with_reference: bool
     kl_controller: KLController
@@ -123,6 +125,7 @@ def build_parts(config: Any, queue: Any = None) -> Parts:
         total_training_steps=steps,
         prompt_length=rollout_config.prompt_length or config.data.max_prompt_length,
         response_length=rollout_config.response_length or config.data.max_response_length,
+        vocab_size=vocab_size(module),
         eos_token_ids=eos_token_ids(module, tokenizer),
         with_reference=need_reference_policy(config),
         kl_controller=controller,
@@ -303,6 +306,7 @@ def build_agent_loop_manager(config: Any, parts: Parts) -> AgentLoopManager:
         tokenizer=parts.tokenizer,
         prompt_length=parts.prompt_length,
         response_length=parts.response_length,
+        vocab_size=parts.vocab_size,
         prompt_length_key=_prompt_length_key(config),
         truncation=config.data.truncation,
         template_kwargs=OmegaConf.to_container(config.data.apply_chat_template_kwargs),

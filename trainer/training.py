@@ -271,7 +271,8 @@ class TrainingWorker:
         skipped = not math.isfinite(grad_norm) or mini.tokens == 0
         if skipped:
             why = "no token trains" if mini.tokens == 0 else f"gradient norm {grad_norm}"
-            logger.warning("optimiser step %d skipped: %s", place.update_index, why)
+            step = plan.version + 1
+            logger.warning("step %d: optimiser step %d skipped: %s", step, place.update_index, why)
         else:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import sys
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
-import torch
 
 from lineage.trainer.agent_loop import (
     AgentLoopBase,
@@ -26,7 +26,6 @@ from lineage.trainer.agent_loop import (
 )
 from lineage.trainer.agent_loop import registry as loops
 from lineage.trainer.agent_loop.base import fit_prompt
-from lineage.trainer.agent_loop.postprocess import check_outputs
 from lineage.trainer.config import compose
 from lineage.trainer.protocol import DataProto, lengths_of, object_array
 from lineage.trainer.queue import LocalTransferQueue
@@ -78,6 +77,24 @@ class SessionOneFails(AgentLoopBase):
         if self.session.session_id == 1:
             raise RuntimeError("tool crashed")
         return AgentLoopOutput([1], [2], [1], [-0.1])
+
+
+@register("test_leaves")
+class Leaves(AgentLoopBase):
+    """Exits for prompt a, raises for the others."""
+
+    async def run(self, sampling_params, **row):
+        if self.session.uid == "a":
+            sys.exit(3)
+        raise ValueError("first line\nsecond line")
+
+
+@register("test_nan")
+class NotANumber(AgentLoopBase):
+    """Scores itself with what is no number."""
+
+    async def run(self, sampling_params, **row):
+        return AgentLoopOutput([1], [1], [1], reward_score=math.nan)
 
 
 def run(
@@ -204,37 +221,24 @@ def test_long_prompt_under_error_says_what_to_set():
         fit_prompt([1, 2, 3, 4], 3, "error", "u", "data.max_prompt_length")
 
 
-@pytest.mark.parametrize(
-    "outputs",
-    [
-        [],
-        [AgentLoopOutput([1], [], [])],
-        [AgentLoopOutput([], [1], [1])],
-        [AgentLoopOutput([1], [1, 2], [1])],
-        [AgentLoopOutput([1], [1, 2], [1, 1], [-0.1])],
-        [AgentLoopOutput([1], [1.5], [1])],
-        [AgentLoopOutput(["one"], [1], [1])],
-        [AgentLoopOutput([1], 7, [1])],
-        [AgentLoopOutput([[1]], [1], [1])],
-        [([1], [1], [1])],
-    ],
-)
-def test_outputs_no_trajectory_can_be_made_of(outputs):
-    """Nothing, an empty prompt or response, parts of other lengths, and what are no numbers are refused."""
-    with pytest.raises(SessionError):
-        check_outputs(outputs)
+@pytest.mark.parametrize(("uid", "said"), [("a", "SystemExit: 3"), ("b", "ValueError: first line")])
+def test_what_a_loop_raises_is_one_line_that_names_the_loop(tokenizer, uid, said):
+    """sys.exit ends a session, not the run; of a text of several lines the first is enough."""
+    tags = run(tokenizer, sessions=1, agent_name=["test_leaves", "test_leaves"]).kv_list("train")["train"]
+    assert tags[uid]["error"] == f"SessionError: test_leaves: {said}"
 
 
-@pytest.mark.parametrize("kind", [tuple, np.array, torch.tensor, iter])
-def test_an_output_is_lists_of_numbers_whatever_a_loop_gave(kind):
-    """Tuples, arrays, tensors and iterators become lists of plain numbers; what was given stays as it is."""
-    given = AgentLoopOutput(kind([1]), kind([2, 3]), kind([True, False]), kind([-0.5, 0.0]))
-    (output,) = check_outputs([given])
-    assert (output.prompt_ids, output.response_ids, output.response_mask) == ([1], [2, 3], [1, 0])
-    assert output.response_logprobs == [-0.5, 0.0]
-    numbers = [*output.prompt_ids, *output.response_ids, *output.response_mask, *output.response_logprobs]
-    assert [type(number) for number in numbers] == [int] * 5 + [float] * 2
-    assert given is not output
+def test_what_a_reward_raises_names_the_reward(tokenizer):
+    """A scorer that exits, or a loop whose own score is no number, fails the session."""
+
+    class Exits:
+        async def compute_score(self, *args):
+            sys.exit(5)
+
+    tags = run(tokenizer, sessions=1, scorer=Exits()).kv_list("train")["train"]
+    assert tags["a"]["error"] == "SessionError: reward: SystemExit: 5"
+    tags = run(tokenizer, sessions=1, agent_name=["test_nan", "test_nan"]).kv_list("train")["train"]
+    assert tags["a"]["error"] == "SessionError: reward: reward_score=nan of the agent loop is no finite number"
 
 
 def test_log_probs_on_some_outputs_only_fail_the_group(tokenizer):
@@ -375,7 +379,7 @@ def test_a_prompt_a_loop_makes_too_long_fails_its_group(tokenizer):
     rows = {"agent_name": ["draft_revise_agent", "single_turn_agent"]}
     held = run(tokenizer, sessions=1, prompt_length=24, **rows).kv_list("train")["train"]
     assert (held["a"]["status"], held["b"]["status"]) == ("failure", "finished")
-    assert "SessionError: prompt a has" in held["a"]["error"]
+    assert "SessionError: draft_revise_agent: prompt a has" in held["a"]["error"]
 
 
 def test_every_cut_prompt_of_a_session_is_declared(tokenizer):
@@ -408,6 +412,7 @@ def test_a_prompt_too_long_names_the_setting_that_limits_it(tokenizer, override,
         tokenizer=tokenizer,
         prompt_length=limit,
         response_length=8,
+        vocab_size=None,
         queue=None,
         reward=SimpleNamespace(session_scorer=None),
     )

@@ -65,6 +65,14 @@ def test_every_file_kind_gives_verls_row(tmp_path, read, name):
     assert torch.equal(row["dummy_tensor"], torch.zeros(1, dtype=torch.uint8))
 
 
+def test_a_string_may_hold_what_else_ends_a_line(tmp_path, read):
+    """JSON lines end at the line feed alone: web text has U+2028 in it."""
+    row = {**ROWS[0], "prompt": [{"role": "user", "content": "one\u2028two\u0085three"}]}
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row, ensure_ascii=False) + "\r\n", encoding="utf-8", newline="")
+    assert read(str(path))[0]["raw_prompt"] == row["prompt"]
+
+
 def test_a_row_of_tools_carries_what_its_session_needs(tmp_path, read):
     """tools_kwargs and interaction_kwargs of extra_info are columns of their own, empty where a row has none."""
     lookup = {"lookup": {"create_kwargs": {"table": {"kiwi": "3"}}}}

@@ -187,6 +187,16 @@ def test_a_group_without_variance_is_replaced_by_two_prompts(metric):
     }
 
 
+def test_a_long_search_for_groups_is_not_silent(caplog):
+    """Every ten batches of prompts a line says how many were generated and how many are kept."""
+    refilled([EVEN] * 21 + [UNEVEN] * 3, 1, filter_groups_metric="reward")
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [
+        f"step 1: {10 * times} prompt groups generated so far: {10 * times - 1} filtered, 0 failed, 0 of 1 kept"
+        for times in (1, 2)
+    ]
+
+
 def test_prompts_in_flight_are_bounded():
     """So many batches of prompts at most are submitted at once, whatever the credit."""
     script = [EVEN] * 4 + [UNEVEN, UNEVEN]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import fields
 
 import pytest
@@ -330,3 +331,21 @@ def test_every_limit_is_a_configuration_key():
     """The loop's limits are those of rollout.multi_turn, with the same defaults."""
     configured = {item.name: getattr(MultiTurnConfig(), item.name) for item in fields(MultiTurnConfig)}
     assert configured.items() >= vars(MultiTurn()).items()
+
+
+def test_who_wrote_a_tool_hears_of_each_kind_of_failure_once(caplog):
+    """The policy is told every time; a refusal of the arguments (ValueError) is no failure of the tool."""
+
+    class Number(Gate):
+        async def execute(self, instance_id, parameters, **kwargs):
+            if parameters["word"] == "bad":
+                raise ValueError("no")
+            return ToolResponse(text=42), 0.0, {}
+
+    for word in ("good", "good", "bad"):
+        text, reward = asyncio.run(call_tool(FunctionCall("gate", json.dumps({"word": word})), {"gate": Number()}, {}))
+        assert text.startswith("Error executing tool 'gate': ")
+        assert reward == 0.0
+    assert [record.getMessage() for record in caplog.records] == [
+        "tool gate raised TypeError: the text of its ToolResponse is a int"
+    ]

@@ -112,6 +112,7 @@ class LoopContext:
         tokenizer: with a chat template.
         prompt_length: most prompt tokens after the template.
         response_length: most response tokens, observations included.
+        vocab_size: token ids of the model lie below it; None where nobody knows.
         prompt_length_key: the setting ``prompt_length`` comes from, for the error of a longer prompt.
         truncation: what to do with a longer prompt: ``error left right middle``.
         template_kwargs: more arguments of the chat template.
@@ -125,6 +126,7 @@ class LoopContext:
     tokenizer: Any
     prompt_length: int
     response_length: int
+    vocab_size: int | None = None
     prompt_length_key: str = "data.max_prompt_length"
     truncation: str = "error"
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)

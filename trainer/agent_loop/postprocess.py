@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -35,12 +36,15 @@ class SessionResult:
     score: float | None
 
 
-def check_outputs(outputs: Sequence[AgentLoopOutput]) -> list[AgentLoopOutput]:
+def check_outputs(outputs: Sequence[AgentLoopOutput], vocab_size: int | None = None) -> list[AgentLoopOutput]:
     """The outputs of a session with lists of numbers, whatever sequences the loop gave: tuples, arrays, tensors.
+
+    Args:
+        vocab_size: of the model: its ids lie below; None does not look.
 
     Raises:
         SessionError: no trajectory can be made of them: no output, an empty prompt or response, parts of different
-            lengths, or something that is no number.
+            lengths, something that is no number, or a token the model does not have.
     """
     if not outputs:
         raise SessionError("the agent loop returned no output")
@@ -59,12 +63,21 @@ def check_outputs(outputs: Sequence[AgentLoopOutput]) -> list[AgentLoopOutput]:
         size = len(output.response_ids)
         if not output.prompt_ids or not size:
             raise SessionError(f"output {index} has {len(output.prompt_ids)} prompt and {size} response tokens")
+        if vocab_size is not None and not _in_vocabulary(output, vocab_size):
+            raise SessionError(f"output {index}: a token id outside the model's vocabulary of {vocab_size}")
         if len(output.response_mask) != size:
             raise SessionError(f"output {index}: {size} response tokens, a mask of {len(output.response_mask)}")
         if output.response_logprobs is not None and len(output.response_logprobs) != size:
             raise SessionError(f"output {index}: {size} tokens, {len(output.response_logprobs)} log-probs")
+        if not all(map(math.isfinite, output.response_logprobs or ())):
+            raise SessionError(f"output {index}: a log-prob that is no finite number")
         checked.append(output)
     return checked
+
+
+def _in_vocabulary(output: AgentLoopOutput, vocab_size: int) -> bool:
+    ids = (*output.prompt_ids, *output.response_ids)
+    return min(ids) >= 0 and max(ids) < vocab_size
 
 
 def _numbers(values: Any, kind: type[Number], what: str) -> list[Number]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import time
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lineage.hooks import first_line
 from lineage.trainer.agent_loop.base import (
     AgentLoopBase,
     AgentLoopError,
@@ -222,7 +224,7 @@ async def call_tool(
         return await _use(tool, parameters, tools_kwargs.get(call.name) or {})
     except Exception as error:
         said = f"missing argument {error}" if isinstance(error, KeyError) else error
-        logger.debug("tool %s raised %s: %s", call.name, type(error).__name__, error)
+        _say_once(call.name, type(error).__name__, first_line(error))
         return f"Error executing tool '{call.name}': {said}", 0.0
 
 
@@ -233,7 +235,15 @@ async def _use(tool: BaseTool, parameters: dict[str, Any], kwargs: Mapping[str, 
         response, reward, _ = await tool.execute(instance_id, parameters)
     finally:
         await tool.release(instance_id)
+    if response.text is not None and not isinstance(response.text, str):
+        raise TypeError(f"the text of its ToolResponse is a {type(response.text).__name__}")
     return response.text or "", reward
+
+
+@functools.lru_cache(maxsize=1024)
+def _say_once(tool: str, error: str, said: str) -> None:
+    """The policy is told of every failed call; whoever wrote the tool, of each kind of failure once."""
+    logger.log(logging.DEBUG if error == "ValueError" else logging.WARNING, "tool %s raised %s: %s", tool, error, said)
 
 
 def cut(text: str, limits: MultiTurn) -> Heard:

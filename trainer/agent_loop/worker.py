@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from lineage import hooks
-from lineage.hooks import TrajectoryKey, UserError, traced
-from lineage.trainer.agent_loop.base import AgentLoopOutput, LoopContext, Session
+from lineage.hooks import LineageError, TrajectoryKey, UserError, first_line, traced
+from lineage.trainer.agent_loop.base import AgentLoopOutput, LoopContext, Session, SessionError
 from lineage.trainer.agent_loop.postprocess import (
     CARRIED,
     CARRIED_UNSCORED,
@@ -138,9 +140,12 @@ class AgentLoopWorker:
         session = Session(prompt.uid, session_id, prompt.global_steps, self.seed)
         named = prompt.row.get("agent_name")  # a table that names it in some rows has None or NaN in the others
         name = named if isinstance(named, str) and named else self.default_agent_loop
-        result = await agent_loop(name)(self.context, session).run(prompt.sampling_params, **prompt.row)
-        outputs = check_outputs(result if isinstance(result, list) else [result])
-        return SessionResult(session_id, outputs, await self._compute_score(prompt, session_id, outputs))
+        loop = agent_loop(name)
+        with _of_the_session(name):
+            result = await loop(self.context, session).run(prompt.sampling_params, **prompt.row)
+            outputs = check_outputs(result if isinstance(result, list) else [result], self.context.vocab_size)
+        with _of_the_session("reward"):
+            return SessionResult(session_id, outputs, await self._compute_score(prompt, session_id, outputs))
 
     async def _compute_score(self, prompt: Prompt, session_id: int, outputs: list[AgentLoopOutput]) -> float | None:
         """Score of the session, by its last output: the loop's own, or the reward worker's.
@@ -148,6 +153,8 @@ class AgentLoopWorker:
         What the scorer returned beside the score becomes ``reward_extra_info`` of every output's ``extra_fields``.
         """
         final = outputs[-1]
+        if final.reward_score is not None and not math.isfinite(final.reward_score):
+            raise SessionError(f"reward_score={final.reward_score} of the agent loop is no finite number")
         if final.reward_score is not None or self.scorer is None:
             return final.reward_score
         key = str(TrajectoryKey(prompt.uid, session_id, len(outputs) - 1))
@@ -173,6 +180,23 @@ class AgentLoopWorker:
 
     async def _tag(self, prompt: Prompt, **tag: Any) -> None:
         await self.queue.async_kv_put(key=prompt.uid, partition_id=prompt.partition_id, tag=tag)
+
+
+@contextmanager
+def _of_the_session(whose: str) -> Iterator[None]:
+    """What a user's code raises, ``sys.exit`` too, as one line that names the code; it fails this session alone.
+
+    Raises:
+        SessionError: something was raised that is no mistake the run must stop for.
+    """
+    try:
+        yield
+    except SessionError as error:
+        raise SessionError(f"{whose}: {error}") from error
+    except LineageError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise SessionError(f"{whose}: {type(error).__name__}: {first_line(error)}") from error
 
 
 def _keyed_outputs(prompt: Prompt, results: Sequence[SessionResult]) -> tuple[list[str], list[AgentLoopOutput]]:

@@ -57,9 +57,14 @@ def _own(word: str, number: int) -> str:
     except OSError as error:
         raise ConfigError(f"+experiment={word}: cannot read the file: {error.strerror}") from error
     except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
-        raise ConfigError(f"+experiment={word}: not YAML: {first_line(error)}") from error
+        raise ConfigError(f"+experiment={word}: not YAML{_line(error)}: {first_line(error)}") from error
     if not isinstance(node, DictConfig):
         raise ConfigError(f"+experiment={word}: not a mapping of keys such as `data: {{train_batch_size: 4}}`")
     name = f"file_{number}"
     ConfigStore.instance().store(group=GROUP, name=name, node=node, package="_global_")
     return name
+
+
+def _line(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    return "" if mark is None else f" at line {mark.line + 1}"

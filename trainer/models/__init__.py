@@ -13,6 +13,7 @@ from lineage.trainer.models.find import (
     is_made,
     load_model,
     load_tokenizer,
+    vocab_size,
 )
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "is_made",
     "load_model",
     "load_tokenizer",
+    "vocab_size",
 ]

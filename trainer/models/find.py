@@ -144,6 +144,11 @@ def eos_token_ids(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase) ->
     return sorted(token for token in ids if token is not None)
 
 
+def vocab_size(model: torch.nn.Module) -> int:
+    """Rows of the embedding: a token id beyond them is none."""
+    return int(model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
+
+
 def cache_folder() -> Path:
     """Where made models are kept."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
