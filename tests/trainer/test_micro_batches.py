@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lineage.trainer import micro_batches
+from lineage.trainer.batching import micro_batches
 from lineage.trainer.batching.micro_batches import MicroBatchLimit, pack
 from lineage.trainer.config import compose
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -153,8 +152,6 @@ class AgentLoopWorker:
         What the scorer returned beside the score becomes ``reward_extra_info`` of every output's ``extra_fields``.
         """
         final = outputs[-1]
-        if final.reward_score is not None and not math.isfinite(final.reward_score):
-            raise SessionError(f"reward_score={final.reward_score} of the agent loop is no finite number")
         if final.reward_score is not None or self.scorer is None:
             return final.reward_score
         key = str(TrajectoryKey(prompt.uid, session_id, len(outputs) - 1))

@@ -4,7 +4,7 @@ Enters: response token ids and the dataset row. Leaves: one score a trajectory. 
 ``RewardLoopWorker`` to the agent loop, or has ``RewardLoopManager`` score the sampled batch.
 """
 
-from lineage.trainer.reward.errors import RewardError, ScoreError
+from lineage.trainer.reward.errors import RewardError
 from lineage.trainer.reward.loop import RewardLoopWorker
 from lineage.trainer.reward.loop_manager import RewardLoopManager
 from lineage.trainer.reward.manager import NaiveRewardManager, Score, reward_manager
@@ -17,7 +17,6 @@ __all__ = [
     "RewardLoopManager",
     "RewardLoopWorker",
     "Score",
-    "ScoreError",
     "Scorer",
     "load_scorer",
     "reward_manager",

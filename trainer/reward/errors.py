@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from lineage.hooks import LineageError, UserError
+from lineage.hooks import UserError
 
 
 class RewardError(UserError):
     """An unknown scorer, a custom function that cannot be loaded, or one that returned no score."""
-
-
-class ScoreError(LineageError):
-    """A score no advantage can be computed from, of one response: in the agent loop its session fails."""

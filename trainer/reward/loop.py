@@ -26,8 +26,7 @@ class RewardLoopWorker:
             row: the dataset row: ``data_source``, ``reward_model.ground_truth``, ``extra_info``.
 
         Raises:
-            RewardError: the score cannot be computed, and the run stops.
-            ScoreError: it is no finite number, and the session fails.
+            RewardError: the score cannot be computed.
         """
         with traced("reward", component="RewardLoopWorker.compute_score", consumer="AgentLoopWorker.run") as st:
             st.consume({"responses": [torch.as_tensor(response_ids)]}, keys=[key], producer="AgentLoopWorker.run")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lineage.hooks import UserError
 from lineage.trainer.protocol import DataProto
-from lineage.trainer.reward.errors import RewardError, ScoreError
+from lineage.trainer.reward.errors import RewardError
 from lineage.trainer.reward.loop import RewardLoopWorker
 from lineage.trainer.reward.manager import NaiveRewardManager, Score
 
@@ -74,8 +74,6 @@ class RewardLoopManager:
             return await self.manager.run_single(response, fields)
         except UserError:
             raise
-        except ScoreError as error:
-            raise RewardError(f"a row of {fields.get('data_source')}: {error}") from error
         except Exception as error:  # the user's own function; in the agent loop it fails its session, here the batch
             source = fields.get("data_source")
             raise RewardError(f"the scorer of a row of {source} raised {type(error).__name__}: {error}") from error

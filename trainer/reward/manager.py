@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +12,10 @@ from typing import Any
 from omegaconf import DictConfig
 from transformers import PreTrainedTokenizerBase
 
-from lineage.trainer.reward.errors import RewardError, ScoreError
+from lineage.trainer.reward.errors import RewardError
 from lineage.trainer.reward.registry import Scorer, arguments_of, load_scorer, scorer_of
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -48,9 +51,10 @@ class NaiveRewardManager:
     async def run_single(self, response_ids: Sequence[int], row: Mapping[str, Any]) -> Score:
         """Score one response of a dataset row.
 
+        A score that is NaN or infinite is taken, as in verl, with a warning: the checks see what becomes of it.
+
         Raises:
             RewardError: no scorer for the row, or it returned neither a number nor a dict with ``score``.
-            ScoreError: the score is NaN or infinite (verl takes it: no advantage of its group is a number then).
         """
         solution = self.tokenizer.decode(list(response_ids), skip_special_tokens=True)
         scorer = self.scorer or scorer_of(row.get("data_source"))
@@ -65,7 +69,7 @@ class NaiveRewardManager:
                 f"{_name(scorer)} returned {result!r}: a number or a dict with 'score' is needed"
             ) from error
         if not math.isfinite(score):
-            raise ScoreError(f"{_name(scorer)} returned {result!r}: a finite score is needed")
+            logger.warning("%s returned %s: no advantage of its group is a number", _name(scorer), score)
         return Score(score, extra if isinstance(result, Mapping) else {"acc": score})
 
 
