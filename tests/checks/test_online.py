@@ -37,7 +37,7 @@ from lineage.recorder import Recorder
 from lineage.run import RunInfo
 
 SAMPLES = Path(lineage.__file__).parent / "traces" / "samples"
-QUICK = ("ADV001", "QUE003")  # of the others each is slow: CI runs them all
+QUICK = ("QUE003",)  # of the others each is slow: CI runs them all
 Rows = list[synthetic.Row]
 Write = Callable[..., Path]
 

@@ -216,7 +216,9 @@ def test_a_mistake_leaves_no_run_folder(invoke, override, expected):
     ("overrides", "expected"),
     [
         (["data.train_files=absent.parquet"], "absent.parquet: no such file"),
-        pytest.param(["data.train_files=builtin:none"], "known: add, calculator, digits, lookup", marks=pytest.mark.slow),
+        pytest.param(
+            ["data.train_files=builtin:none"], "known: add, calculator, digits, lookup", marks=pytest.mark.slow
+        ),
         pytest.param(["reward.scorer=guess"], "reward.scorer=guess is unknown", marks=pytest.mark.slow),
         pytest.param(["data.max_prompt_length=5"], "the prompt of row 0 has", marks=pytest.mark.slow),
         (["actor_rollout_ref.rollout.agent.default_agent_loop=tool_agnt"], "tool_agnt"),

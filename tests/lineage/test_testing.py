@@ -135,6 +135,7 @@ def examples() -> dict[str, str]:
     return dict(re.findall(r"^`(\w+\.py)`[^\n]*:\n\n```python\n(.*?)^```$", PAGE, re.M | re.S))
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_page_run(pytester: pytest.Pytester) -> None:
     """Every file the page shows, in a suite with a good trace."""
     for name, text in examples().items():

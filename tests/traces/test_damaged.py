@@ -59,6 +59,7 @@ def damaged(data: bytes, seed: int) -> bytes:
 
 
 @pytest.mark.parametrize("seeds", [range(16), pytest.param(range(16, 300), marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_damage_anywhere_is_a_report_or_one_line(tmp_path, seeds):
     """Bits and bytes of a file changed, or its end lost: what can be read is judged, the rest is refused."""
     target, data = tmp_path / "trace.parquet", GOOD.read_bytes()

@@ -62,6 +62,7 @@ def uploaded(tmp_path):
         ),
     ],
 )
+@pytest.mark.slow
 def test_a_url_is_read_like_a_path(tmp_path, uploaded, how, monkeypatch):
     """A file, a run folder in any state, a glob: the same verdicts as on the spot; the copy goes when it is closed."""
     run = run_in_parts(tmp_path / "run")

@@ -98,6 +98,7 @@ def plan(**changes):
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("micro", [1, 2, 3, None])
+@pytest.mark.slow
 def test_ranks_and_micro_batches_do_not_change_the_update(tiny, ranks, micro):
     """Any split of a mini-batch over ranks and micro-batches gives the update of one rank holding all rows."""
     rows = make_rows()
