@@ -10,8 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from lineage import hooks
-from lineage.hooks import parse_key, traced
+from lineage.hooks import traced
 from lineage.trainer.actor import fetch
+from lineage.trainer.advantage import final_outputs
 from lineage.trainer.agent_loop import AgentLoopManager
 from lineage.trainer.protocol import DataProto, KVBatchMeta
 from lineage.trainer.replay_buffer import VALIDATION
@@ -82,13 +83,8 @@ async def _score(parts: Parts, batch: KVBatchMeta, global_steps: int) -> None:
 
 def _final_answers(parts: Parts, batch: KVBatchMeta) -> list[Answer]:
     """The answer of each session: its last output."""
-    last: dict[tuple[str, int], tuple[int, str]] = {}
-    for key in batch.keys:
-        parsed = parse_key(key)
-        assert parsed is not None  # the replay buffer has parsed it
-        session = parsed.uid, parsed.session_id
-        last[session] = max(last.get(session, (-1, "")), (parsed.index, key))
-    finals = batch.select_keys([key for _, key in last.values()])
+    rows = final_outputs(batch.keys, [False] * len(batch)).values()
+    finals = batch.select_keys([batch.keys[row] for row in rows])
     data = fetch(parts.queue, finals, ["uid", "data_source", "rm_scores", "num_turns"])
     rewards = [float(row.double().sum()) for row in data["rm_scores"].unbind()]
     columns = (data[name].tolist() for name in ("uid", "data_source", "num_turns"))
