@@ -20,7 +20,9 @@ FOLDER = Path(__file__).parent / "invariants"
 _CODE = re.compile(r"([A-Z]{3,12})\d{3}")
 _HEADER = re.compile(r"^-- (\w+):(.*)$")
 SEVERITIES = ("error", "warning")
+LOOKS = ("step", "run")
 _REQUIRED = ("code", "name", "severity", "says", "needs", "fields", "examines", "subsumed_by", "source", "causes")
+_OPTIONAL = ("looks", "reports", "backs_up")
 
 
 class CatalogueError(UserError):
@@ -45,6 +47,10 @@ class Invariant:
         subsumed_by: codes whose failure explains this one's.
         source: where the contract comes from.
         causes: what usually breaks it.
+        looks: how far it looks: at a ``step`` with the steps before it that share its keys, or at the whole ``run``;
+            what looks at the run may ask for no content of trajectories, only for events, groups and parameters.
+        reports: public reports of what it would have caught, such as ``verl-project/verl#7207``.
+        backs_up: the code that catches what it catches, and why it stays; empty where only it catches something.
         sql: statements; the last returns ``rid, key, expected, actual, detail, severity``. Empty for one in Python.
         check: a function that yields its findings, in place of SQL; None for one in SQL.
         origin: the file or the distribution it comes from; empty for a built-in one.
@@ -60,6 +66,9 @@ class Invariant:
     subsumed_by: tuple[str, ...]
     source: str
     causes: str
+    looks: str = "step"
+    reports: tuple[str, ...] = ()
+    backs_up: str = ""
     sql: str = ""
     check: Check | None = None
     origin: str = ""
@@ -83,11 +92,11 @@ def parse(text: str, where: str) -> Invariant:
             break
         header[found[1]] = found[2].strip()
     missing = [name for name in _REQUIRED if name not in header]
-    unknown = sorted(set(header) - set(_REQUIRED))
+    unknown = sorted(set(header) - {*_REQUIRED, *_OPTIONAL})
     if missing:
         raise CatalogueError(f"{where}: header lacks {', '.join(missing)} (lines such as: -- {missing[0]}: ...)")
     if unknown:
-        raise CatalogueError(f"{where}: no header {unknown[0]!r}; known: {', '.join(_REQUIRED)}")
+        raise CatalogueError(f"{where}: no header {unknown[0]!r}; known: {', '.join((*_REQUIRED, *_OPTIONAL))}")
     return validated(
         Invariant(
             code=header["code"],
@@ -100,6 +109,9 @@ def parse(text: str, where: str) -> Invariant:
             subsumed_by=_names(header["subsumed_by"]),
             source=header["source"],
             causes=header["causes"],
+            looks=header.get("looks", LOOKS[0]),
+            reports=_names(header.get("reports", "")),
+            backs_up=header.get("backs_up", ""),
             sql=text,
         ),
         where,
@@ -118,6 +130,8 @@ def validated(one: Invariant, where: str) -> Invariant:
         )
     if one.severity not in SEVERITIES:
         raise CatalogueError(f"{where}: severity {one.severity!r}: expected error or warning")
+    if one.looks not in LOOKS:
+        raise CatalogueError(f"{where}: looks {one.looks!r}: expected {' or '.join(LOOKS)}")
     columns = [column.name for column in COLUMNS]
     for name in one.needs:
         if name not in columns:

@@ -22,8 +22,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from lineage.checks.cells import CELLS, LENGTH_TAGS, Words
 from lineage.checks.flat import TYPES, Flat, Int64, UInt64, bound, dictionary, indices, unsigned
 from lineage.checks.row_groups import RowGroups, row_groups
 from lineage.schema import COLUMNS
@@ -42,26 +44,42 @@ CONTENT: dict[str, tuple[str, ...]] = {
     "rm_scores": ("sum",),
     "num_turns": ("sum",),
 }
-LENGTH_TAGS: dict[str, tuple[str, ...]] = dict.fromkeys(("prompt_len", "response_len", "seq_len"), ("sum",))
 # Stages that say a trajectory's content first: the rollout, the reward after it, padding rows.
 EARLY = ("rollout", "reward", "balance")
 SCALARS = (
-    "run_id", "seq", "process", "time_ns", "global_steps", "stage", "op", "partition", "ppo_epoch", "mini_batch",
-    "micro_batch", "entity", "field", "producer", "consumer", "layout", "span", "dtype", "shape", "n", "asked_n",
-    "coord", "topology", "attrs", "resident",
+    "run_id", "seq", "process", "rank", "coord", "time_ns", "global_steps", "stage", "op", "partition", "ppo_epoch",
+    "update_index", "mini_batch", "micro_batch", "entity", "field", "against", "producer", "consumer", "container",
+    "layout", "span", "dtype", "device", "shape", "requires_grad", "n", "asked_n", "missing", "weights", "sampling",
+    "loss", "optim", "topology", "resident", "attrs",
 )  # fmt: skip
-_SIGNED = ("key", "valid_length", "fingerprint", "mask_sum", "mask_fingerprint", "nnz_out", "slot")
-# Elements kept as they are: the keys and tags of a batch (``i`` is the place in it), prompts and metrics.
-CELLS: dict[str, tuple[str, ...]] = {
-    "key_cells": (
-        "i", "is_padding", "global_steps_tag", "min_global_steps", "max_global_steps", "reason", "source_index",
-    ),
-    "group_cells": ("status", "reason", "expected", "sum"),
-}  # fmt: skip
+_SIGNED = ("key", "valid_length", "fingerprint", "mask_sum", "mask_fingerprint", "slot")
+#: what a row says of all its elements together, by its name in ``events``: a column and how it is taken together
+TOTALS: dict[str, tuple[str, str]] = {
+    "tokens": ("valid_length", "sum"),
+    "masked": ("mask_sum", "sum"),
+    "outside": ("nnz_out", "sum"),
+    "nonfinite": ("nonfinite", "sum"),
+    "nonfinite_in": ("nonfinite_in", "sum"),
+    "low": ("min_in", "min"),
+    "high": ("max_in", "max"),
+}
+_TOGETHER: dict[str, tuple[np.ufunc, float]] = {
+    "sum": (np.add, 0),
+    "min": (np.minimum, np.inf),
+    "max": (np.maximum, -np.inf),
+}
 _OWN = ("i", "v", "c", "m")  # not columns of the trace
-_WIDE = {**CONTENT, **{f"{name}_tag": columns for name, columns in LENGTH_TAGS.items()}}
-_KEPT = tuple(dict.fromkeys(name for names in (*CELLS.values(), *_WIDE.values()) for name in names if name not in _OWN))
-_READ = tuple(dict.fromkeys((*SCALARS, *_SIGNED, *_KEPT)))
+_WIDE = {**CONTENT, **{f"{name}_tag": ("sum",) for name in LENGTH_TAGS}}
+_KEPT = tuple(
+    dict.fromkeys(
+        name
+        for names in (*(cells.columns for cells in CELLS.values()), *_WIDE.values())
+        for name in names
+        if name not in _OWN
+    )
+)
+_READ = tuple(dict.fromkeys((*SCALARS, *_SIGNED, *_KEPT, *(column for column, _ in TOTALS.values()))))
+_LISTS = tuple(name for name in _READ if name not in SCALARS)
 _WHERE = ("run_id", "global_steps", "stage", "op", "entity", "field")
 # Elements a run of rows must hold on average to be worth copying on its own.
 _RUN = 256
@@ -73,8 +91,7 @@ class Digest:
 
     Attributes:
         events: one row per trace row: its scalars, ``rid``, the signatures ``k v c m`` (null where not known),
-            ``queue`` (it passed through the queue), ``outside`` (elements outside the mask that are not zero) and
-            ``said`` (its elements are in ``content``).
+            ``queue`` (it passed through the queue), its :data:`TOTALS` and ``said`` (its elements are in ``content``).
         keyed: the distinct key lists of trajectories and prompts, one row per element: ``k``, ``id``.
         names: ``id`` and ``key``; a key may be there more than once.
         content: elements as they were first written, side by side: ``id`` and, for each of :data:`CONTENT` and of the
@@ -221,7 +238,7 @@ class _Group:
 
     def read(self, seen: set[str]) -> tuple[pa.Table, ...]:
         """Events, key lists, names, content, and the cells in the order of :data:`CELLS`."""
-        lists = {name: Flat.of(self.table, name) for name in dict.fromkeys((*_SIGNED, *_KEPT))}
+        lists = {name: Flat.of(self.table, name) for name in _LISTS}
         seen.update(name for name, values in lists.items() if len(values.values) > values.values.null_count)
         length, prints = self._aligned(lists["valid_length"]), self._aligned(lists["fingerprint"])
         sums, masks = self._aligned(lists["mask_sum"]), self._aligned(lists["mask_fingerprint"])
@@ -241,8 +258,8 @@ class _Group:
         marked[[row for block in said for row in block.values()]] = True
         events = self._events(signatures, lists).append_column("said", pa.array(marked))
         content = self._content(said, lists, elements)
-        kept = zip(self._needed(), CELLS.values(), strict=True)
-        cells = [self._cells(rows, lists, columns) for rows, columns in kept]
+        words = Words(*(_text(self.table, name) for name in ("stage", "op", "entity", "field")))
+        cells = [self._cells(kind.wanted(words), lists, kind.columns) for kind in CELLS.values()]
         return (events, self._keyed(summed["k"][0]), self.names, content, *cells)
 
     def _aligned(self, values: Flat) -> UInt64 | None:
@@ -287,13 +304,21 @@ class _Group:
         asked = _said_something(columns["asked_n"])
         placed = _said_something(columns["partition"]) & lists["slot"].known()
         columns["queue"] = pa.array(np.where(_text(self.table, "op") == "consume", asked, placed))
-        outside = lists["nnz_out"]
-        total = np.zeros(self.rows, dtype=np.int64)
-        full = np.flatnonzero(outside.counts)
-        if len(full):
-            total[full] = np.add.reduceat(unsigned(outside.values).view(np.int64), outside.starts[full])
-        columns["outside"] = pa.array(total, mask=~outside.valid)
+        for name, (column, together) in TOTALS.items():
+            columns[name] = self._total(lists[column], TYPES[column], together)
         return pa.table(columns | signatures)
+
+    def _total(self, values: Flat, type_: pa.DataType, together: str) -> pa.Array:
+        """One number a row; null where the row has no such list or nothing in it."""
+        filled = np.flatnonzero(values.counts)
+        if not len(filled):
+            return pa.nulls(self.rows, type_)
+        ufunc, empty = _TOGETHER[together]
+        flat = (pc.fill_null(values.values, empty) if values.values.null_count else values.values).to_numpy()
+        total = np.full(self.rows, empty, dtype=flat.dtype)
+        total[filled] = ufunc.reduceat(flat, values.starts[filled])
+        known = values.valid if together == "sum" else np.isfinite(total)
+        return pa.array(total, type_, mask=~known)
 
     def _keyed(self, k: UInt64) -> pa.Table:
         entity = _text(self.table, "entity")
@@ -363,15 +388,6 @@ class _Group:
             return pa.nulls(len(rows), type_)
         taken = values.values.take(pa.array(inside + values.starts[rows], mask=missing if missing.any() else None))
         return taken.cast(type_) if taken.type != type_ else taken
-
-    def _needed(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Rows whose elements are kept, for each of :data:`CELLS`."""
-        entity, op, name = (_text(self.table, column) for column in ("entity", "op", "field"))
-        trajectory, tag = entity == "trajectory", op == "tag"
-        whole = (name == "key") & np.isin(op, ("produce", "pad", "reorder"))
-        keys = trajectory & (whole | (tag & ~np.isin(name, tuple(LENGTH_TAGS))))
-        groups = (entity == "prompt") & np.isin(op, ("produce", "tag", "filter"))
-        return keys, groups | ((entity == "metric") & (name == "metrics"))
 
     def _spread(self, rows: NDArray[Any]) -> tuple[Int64, Int64]:
         """Row number and flat position of every element of these rows."""

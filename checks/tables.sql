@@ -28,14 +28,6 @@ from (
     )
 );
 
-create or replace temp view key_cells as
-select c.*, e.step_id, e.stage, e.op, e.field, e.partition, e.ord
-from digest_key_cells as c join events as e using (rid);
-
-create or replace temp view group_cells as
-select c.*, e.step_id, e.stage, e.op, e.field, e.entity, e.ord
-from digest_group_cells as c join events as e using (rid);
-
 -- Every trajectory with the content it was first written with.
 create or replace temp table base as
 with whose as (

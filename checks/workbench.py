@@ -1,7 +1,7 @@
 """The tables the invariants are written over, made once per trace.
 
 ``events``: one row per trace row of a complete step, in order (``ord``), with the digest's signatures.
-``key_cells``, ``group_cells``: elements of the rows every check needs, with their row's scalars.
+``key_cells`` and the others of ``cells.py``: elements of the rows that need no suspicion, with their row's scalars.
 ``keys``: every key once, as ``id``, parsed from the right into ``uid``, ``session_id``, ``index``.
 ``keyed``: the distinct key lists, as ``k`` and ``id``.
 ``base``: one row per trajectory: its content as the rollout wrote it, against which later rows are held.
@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import pyarrow as pa
 
+from lineage.checks.cells import CELLS, PLACE
 from lineage.checks.digest import SCALARS, Digest, digest
 from lineage.checks.profiles import Profile
 from lineage.traces.trace import Trace, facts_of
@@ -58,7 +59,8 @@ class Workbench:
         con.register("keyed", found.keyed)
         unseen = [{"run_id": run_id, "step": step} for run_id, step in self.trace.source.unseen]
         con.register("unseen", pa.Table.from_pylist(unseen, _UNSEEN))
-        for statement in statements(_TABLES.read_text("utf-8")):
+        events, *rest = statements(_TABLES.read_text("utf-8"))
+        for statement in (events, *map(_placed, CELLS), *rest):
             if not (statement.startswith(_VIEW) and self.trace in _FURNISHED):
                 self.run(statement)
 
@@ -141,6 +143,12 @@ class Workbench:
         if statement not in parsed:
             (parsed[statement],) = self.con.extract_statements(statement)
         return list(self.con.execute(parsed[statement]).fetchall())
+
+
+def _placed(cells: str) -> str:
+    """The view of a table of elements, each with the scalars of its row."""
+    place = ", ".join(f"e.{name}" for name in PLACE)
+    return f"{_VIEW} {cells} as select c.*, {place} from digest_{cells} as c join events as e using (rid)"
 
 
 def _setting(config: Mapping[str, Any], *path: str) -> int | None:

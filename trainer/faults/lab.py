@@ -1,0 +1,104 @@
+"""One small real run, clean or with one fault in it, recorded.
+
+The built-in tiny model, two steps of three prompts and two sessions, mini-batches that make every step pad two rows.
+Clock, run id and revision are fixed, so that on one machine a second run writes the same bytes. No network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
+
+from transformers.utils.logging import disable_progress_bar
+
+from lineage import hooks
+from lineage.run import TRACE_FILE
+from lineage.trainer.config import adapt_to_embedded, compose, resolved, validate_config
+from lineage.trainer.faults.registry import Fault
+from lineage.trainer.faults.rows import TraceRows
+from lineage.trainer.grpo import PPOTrainerSync
+from lineage.trainer.models import find_model
+
+OVERRIDES = (
+    "data.train_batch_size=3",
+    "data.max_response_length=8",
+    "actor_rollout_ref.rollout.n=2",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+    "trainer.n_gpus_per_node=2",
+    "trainer.total_training_steps=2",
+    "trainer.device=cpu",
+    "trainer.logger=[]",
+)
+EPOCH_NS, TICK_NS = 1_767_225_600_000_000_000, 1_000_000  # 2026-01-01, a millisecond
+
+
+def record(target: Path, fault: Fault | None = None, overrides: Sequence[str] = ()) -> Path:
+    """Record one run.
+
+    Args:
+        target: the Parquet file to write; its stem is the run id.
+        fault: what goes wrong; None records a clean run.
+        overrides: configuration beyond the lab's and the fault's.
+
+    Returns:
+        ``target``.
+    """
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+    disable_progress_bar()
+    config = compose([*OVERRIDES, *(fault.overrides if fault else ()), *overrides])
+    adapt_to_embedded(config)
+    validate_config(config)
+    model = find_model(config.actor_rollout_ref.model.path)
+    facts = {
+        "framework": "lineage.trainer",
+        "mode": config.mode,
+        "seed": config.trainer.seed,
+        "model": model.name,
+        "model_hash": model.model_hash(),
+        "tokenizer_hash": model.tokenizer_hash(),
+        "fault": fault and {"code": fault.code, "name": fault.name, "stage": fault.stage, "says": fault.says},
+    }
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        recording = hooks.recording(folder, run_id=target.stem, config=resolved(config), run=facts)
+        with fixed_clock(), fault.inject() if fault else nullcontext(), recording:
+            asyncio.run(_train(PPOTrainerSync(config, folder=folder)))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / TRACE_FILE, target)
+    if fault is not None and fault.edit is not None:
+        rows = TraceRows(target)
+        fault.edit(rows)
+        rows.write(target)
+    return target
+
+
+async def _train(trainer: PPOTrainerSync) -> None:
+    await trainer.init()
+    await trainer.fit()
+
+
+@contextmanager
+def fixed_clock() -> Iterator[None]:
+    """A clock that moves a millisecond a look, and no revision: a sample is made before the commit that holds it.
+
+    The replay buffer looks at the queue at every turn of the event loop: with a timer, which of two tasks writes its
+    row first would depend on the machine's load.
+    """
+    nanoseconds, seconds = itertools.count(EPOCH_NS, TICK_NS), itertools.count()
+    event_clock = SimpleNamespace(time_ns=lambda: next(nanoseconds))
+    with ExitStack() as stack:
+        stack.enter_context(patch("lineage.recorder.time", event_clock))
+        step_clock = SimpleNamespace(perf_counter=lambda: next(seconds) / 1000)
+        stack.enter_context(patch("lineage.trainer.metrics.time", step_clock))
+        every_turn = SimpleNamespace(sleep=lambda _seconds: asyncio.sleep(0))
+        stack.enter_context(patch("lineage.trainer.replay_buffer.asyncio", every_turn))
+        stack.enter_context(patch("lineage.run.git_revision", lambda: None))
+        yield

@@ -1,0 +1,45 @@
+"""The rows of a recorded trace, to be edited: for faults no change of the trainer could express."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+Row = dict[str, Any]
+
+
+class TraceRows:
+    """All rows of a trace file, as dictionaries by column.
+
+    Attributes:
+        rows: in the order of the file; a listed column is a list or None.
+    """
+
+    def __init__(self, path: Path) -> None:
+        table = pq.read_table(path)
+        self._schema = table.schema
+        self.rows: list[Row] = table.to_pylist()
+
+    def where(self, **wanted: Any) -> Iterator[Row]:
+        """Rows with these values, e.g. ``where(global_steps=2, stage="advantage", field="advantages")``."""
+        for row in self.rows:
+            if all(row[name] == value for name, value in wanted.items()):
+                yield row
+
+    def one(self, **wanted: Any) -> Row:
+        """The first of :meth:`where`.
+
+        Raises:
+            LookupError: there is none.
+        """
+        for row in self.where(**wanted):
+            return row
+        raise LookupError(f"no row with {wanted}")
+
+    def write(self, path: Path) -> None:
+        """Write them as a trace file with the metadata they came with."""
+        pq.write_table(pa.Table.from_pylist(self.rows, self._schema), path, compression="zstd")
