@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import pyarrow as pa
+
+from lineage.checks.declared import leaves
 
 _FOLDER = Path(__file__).parent / "profiles"
 DEFAULT = "lineage"
@@ -17,14 +22,17 @@ class Profile:
     Attributes:
         name: ``lineage``, ``verl`` or ``trl``.
         known: false when the trace names a profile nobody wrote; the default's conventions are then used.
-        metric_relative: relative difference at which a metric recomputed from the rows is another number.
-        metric_absolute: absolute difference, likewise.
+        values: what it says, by dotted name.
     """
 
     name: str
     known: bool
-    metric_relative: float
-    metric_absolute: float
+    values: Mapping[str, str | None]
+
+    def table(self) -> pa.Table:
+        """Names and values, for queries."""
+        texts = (pa.array(list(column), pa.string()) for column in (self.values.keys(), self.values.values()))
+        return pa.table(dict(zip(("name", "value"), texts, strict=True)))
 
 
 def load(name: str) -> Profile:
@@ -32,5 +40,4 @@ def load(name: str) -> Profile:
     file = _FOLDER / f"{name}.toml"
     known = name.isidentifier() and file.is_file()
     said = tomllib.loads((file if known else _FOLDER / f"{DEFAULT}.toml").read_text("utf-8"))
-    metrics = said["metrics"]
-    return Profile(name, known, float(metrics["relative"]), float(metrics["absolute"]))
+    return Profile(name, known, dict(leaves(said)))

@@ -7,12 +7,11 @@
 ``base``: one row per trajectory: its content as the rollout wrote it, against which later rows are held.
 ``expected``: the signatures a row with key list ``k`` has when it agrees with ``base``.
 ``suspects`` and ``elements``: an invariant names rows by ``rid`` in the first and reads their elements in the second.
-``settings``: what configuration and profile declare, one row a run.
+``config`` and ``profile``: what the run and its profile declare, by name (see ``declared.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -20,6 +19,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import pyarrow as pa
 
 from lineage.checks.cells import CELLS, PLACE
+from lineage.checks.declared import MACROS, config_table
 from lineage.checks.digest import SCALARS, Digest, digest
 from lineage.checks.profiles import Profile
 from lineage.traces.trace import Trace, facts_of
@@ -66,26 +66,16 @@ class Workbench:
 
     def _furnish(self) -> None:
         """What does not depend on the rows."""
-        self.con.register("settings", self._settings())
+        runs = [name for (name,) in self.run("select distinct coalesce(run_id, '') from digest_events")]
+        self.con.register("config", config_table(self.trace.source, runs))
+        self.con.register("profile", self.profile.table())
+        for macro in MACROS:
+            self.con.execute(macro)
         self.con.execute("create or replace temp table suspects (rid bigint)")
         chosen = facts_of("(select * from stored where rid in (select rid from suspects))", "rid, ")
         self.con.execute(f"create or replace temp view suspect_elements as {chosen}")
         self.con.execute("create or replace temp table no_elements as select * from suspect_elements limit 0")
         self.show_elements(suspected=False)
-
-    def _settings(self) -> pa.Table:
-        """One row a run, by its id; one without an id where the trace does not know its runs: for whichever it is."""
-        source = self.trace.source
-        ids: list[str | None] = [run.run_id for run in source.runs] or [None]
-        runs = [run.config for run in source.runs] or [source.config]
-        return pa.table(
-            {
-                "run_id": pa.array(ids, pa.string()),
-                "rollout_n": pa.array([_setting(config, "rollout", "n") for config in runs], pa.int64()),
-                "metric_relative": pa.array([self.profile.metric_relative] * len(runs)),
-                "metric_absolute": pa.array([self.profile.metric_absolute] * len(runs)),
-            }
-        )
 
     def _judged_fields(self) -> list[str]:
         return [name for (name,) in self.run("select distinct field from events")]
@@ -149,15 +139,6 @@ def _placed(cells: str) -> str:
     """The view of a table of elements, each with the scalars of its row."""
     place = ", ".join(f"e.{name}" for name in PLACE)
     return f"{_VIEW} {cells} as select c.*, {place} from digest_{cells} as c join events as e using (rid)"
-
-
-def _setting(config: Mapping[str, Any], *path: str) -> int | None:
-    """A number of a resolved configuration under ``actor_rollout_ref``, nested or dotted; None if not said."""
-    whole = ("actor_rollout_ref", *path)
-    found: Any = config
-    for name in [".".join(whole)] if ".".join(whole) in config else whole:
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return int(found) if isinstance(found, int | str) and str(found).isdecimal() else None
 
 
 def statements(sql: str) -> list[str]:

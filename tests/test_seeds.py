@@ -98,9 +98,10 @@ def test_every_test_exists():
 
 
 def test_every_invariant_is_in_the_catalogue():
-    """The codes named exist, and every code of the catalogue guards some statement."""
+    """The codes named exist, and every code that comes from the field invariants guards some statement."""
     named = {code for row in statements() for code in row.codes}
-    assert named == {one.code for one in catalogue()}
+    assert named <= {one.code for one in catalogue()}
+    assert {one.code for one in catalogue() if re.search(r"\bS\d+\b", one.source)} <= named
 
 
 def test_the_field_invariants_are_all_there():

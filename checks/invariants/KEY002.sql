@@ -58,9 +58,8 @@ groups as materialized (
     group by step_id, group_id
 ),
 declared as (
-    select step_id, rollout_n
-    from (select distinct step_id, run_id from events) as e
-    join settings as s on s.run_id is null or s.run_id = coalesce(e.run_id, '')
+    select step_id, try_cast(setting(run_id, 'actor_rollout_ref.rollout.n') as bigint) as rollout_n
+    from (select distinct step_id, run_id from events)
 ),
 counted as (
     select

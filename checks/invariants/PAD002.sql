@@ -63,5 +63,5 @@ compared as (
 )
 select rid, key, printf('%.9g', real_value) as expected, printf('%.9g', value) as actual,
     'over real rows, and as recorded' as detail, null as severity
-from compared, (select distinct metric_absolute, metric_relative from settings)
-where abs(value - real_value) > metric_absolute + metric_relative * abs(real_value) or isnan(value) <> isnan(real_value)
+from compared
+where abs(value - real_value) > said('metrics.absolute') + said('metrics.relative') * abs(real_value) or isnan(value) <> isnan(real_value)

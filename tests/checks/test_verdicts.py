@@ -161,10 +161,11 @@ def test_a_header_that_lacks_a_line_is_refused():
 
 def test_the_codes_are_stable():
     """Codes are a public surface: one that goes or changes breaks other people's --select."""
-    assert [one.code for one in catalogue()] == [
+    stable = [
         "ADV001", "BAT001", "KEY001", "KEY002", "KEY003", "LEN001", "LEN002", "LEN003", "MSK001", "MSK002", "PAD001",
         "PAD002", "QUE001", "QUE002", "QUE003", "TOK001", "TOP001", "TOP003",
     ]  # fmt: skip
+    assert [one.code for one in catalogue() if one.code in stable] == stable
     known = {one.code for one in catalogue()}
     assert all(set(one.subsumed_by) <= known for one in catalogue())
 
@@ -173,7 +174,7 @@ def test_the_codes_are_stable():
 def test_profiles_load(name):
     """Each profile names its conventions; one nobody wrote falls back and says so."""
     assert load(name).known
-    assert load(name).metric_relative > 0
+    assert float(load(name).values["metrics.relative"]) > 0
     assert not load("../../etc/passwd").known
 
 
