@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -122,8 +122,8 @@ class Trajectories:
             self._values(name, -rng.random(total) * self.policy_len)
         for name in ("old.log_probs", "old.entropy", "ref.log_probs"):
             self._tokens(name, "sequence", self.seq_len, self._fp())
-        self._values("token_level_scores", self.score, only_last=True)
-        self._values("token_level_rewards", self.score, only_last=True)
+        for name in ("token_level_scores", "token_level_rewards"):  # no KL in the reward: one content
+            self.contents[name] = replace(self.contents["rm_scores"], field=name)
         self._values("advantages", self.advantage * self.policy_len, each=self.advantage)
         self._values("returns", self.advantage * self.policy_len, each=self.advantage)
         uids = fingerprint_strings(list(self.row_uids))

@@ -41,7 +41,8 @@ class Cells:
     """One table of elements.
 
     Attributes:
-        columns: columns of the trace; ``i`` is the place of the element in its row, from 1.
+        columns: columns of the trace; ``i`` is the place of the element in its row, from 1, ``before`` the fingerprint
+            of what comes before it in its sequence, where the row marks its borders.
         wanted: the rows whose elements are kept.
     """
 
@@ -53,6 +54,10 @@ def _keys(row: Words) -> Wanted:
     whole = row.has("field", "key") & row.has("op", "produce", "pad", "reorder")
     tag = row.has("op", "tag") & ~row.has("field", *LENGTH_TAGS)
     return row.has("entity", "trajectory") & (whole | tag)
+
+
+def _tags(row: Words) -> Wanted:
+    return row.has("entity", "trajectory") & row.has("op", "tag") & row.has("field", "status")
 
 
 def _groups(row: Words) -> Wanted:
@@ -70,6 +75,16 @@ def _advantages(row: Words) -> Wanted:
     return row.has("entity", "trajectory") & made
 
 
+def _token_sums(row: Words) -> Wanted:
+    driver = row.has("op", "produce") & row.has("field", "old_log_probs", "entropy", "rollout_log_probs")
+    policy = row.has("op", "forward") & row.has("field", "log_probs") & row.has("stage", "update_actor")
+    return row.has("entity", "trajectory") & (driver | policy)
+
+
+def _dumped(row: Words) -> Wanted:
+    return row.has("entity", "trajectory") & row.has("op", "produce") & row.has("field", "dump")
+
+
 def _dataset(row: Words) -> Wanted:
     return row.has("entity", "dataset_row") & row.has("op", "produce") & row.has("field", "index")
 
@@ -79,20 +94,23 @@ CELLS: dict[str, Cells] = {
     "key_cells": Cells(
         ("i", "is_padding", "global_steps_tag", "min_global_steps", "max_global_steps", "reason", "source_index"), _keys
     ),
-    "group_cells": Cells(("status", "reason", "expected", "sum"), _groups),
+    "group_cells": Cells(("i", "status", "reason", "expected", "source_index", "sum", "data_source"), _groups),
     "reward_cells": Cells(("sum", "sum_in", "nnz", "last_nnz", "valid_length", "mask_sum"), _rewards),
     "advantage_cells": Cells(("sum_in", "min_in", "max_in", "mask_sum"), _advantages),
+    "token_sum_cells": Cells(("sum_in", "mask_sum"), _token_sums),
+    "dump_cells": Cells(("sum", "is_padding"), _dumped),
     "pair_cells": Cells(
         ("absdiff_sum", "absdiff_max", "corr0", "corr_prev", "corr_next", "n_equal", "n_in"),
         lambda row: row.has("op", "compare"),
     ),
     "turn_cells": Cells(
         (
-            "turn", "start", "role", "generated", "truncated_from", "trimmed", "valid_length", "fingerprint",
-            "finish_reason",
+            "turn", "start", "before", "role", "generated", "truncated_from", "trimmed", "valid_length",
+            "fingerprint",
         ),
         lambda row: row.has("entity", "turn"),
     ),
+    "tag_cells": Cells(("generated", "finish_reason"), _tags),
     "request_cells": Cells(
         ("valid_length", "fingerprint", "finish_reason", "generated", "truncated_from"),
         lambda row: row.has("entity", "request"),

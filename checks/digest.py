@@ -8,7 +8,8 @@ rows of a batch, yet it binds every content to its key: a value that moved to an
 micro-batches sum to their mini-batch and padding rows to the batch. Two different contents agree by accident once in
 2^64. (Summing fingerprints without their keys would be blind to swapped rows; this is not that.)
 
-- ``k`` keys alone; ``v`` keys with valid lengths; ``c`` with lengths and fingerprints; ``m`` with mask sums and prints.
+- ``k`` keys alone; ``v`` keys with valid lengths; ``c`` with lengths and fingerprints; ``m`` with mask sums and prints;
+  ``w``, of log-probs and entropy over whole sequences, is the ``c`` that their response's windows would have.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 
 from lineage.checks.cells import CELLS, LENGTH_TAGS, Words
 from lineage.checks.flat import TYPES, Flat, Int64, UInt64, bound, dictionary, indices, unsigned
+from lineage.checks.marks import WINDOWED, Marks
 from lineage.checks.row_groups import RowGroups, row_groups
 from lineage.schema import COLUMNS
 from lineage.traces.trace import row_ids
@@ -35,13 +37,15 @@ from lineage.traces.trace import row_ids
 # own share of its row's signatures.
 CONTENT: dict[str, tuple[str, ...]] = {
     "prompts": ("valid_length", "fingerprint"),
-    "responses": ("valid_length", "fingerprint", "v"),
-    "response_mask": ("valid_length", "fingerprint", "mask_sum", "mask_fingerprint", "sum", "m"),
+    "responses": ("valid_length", "fingerprint", "v", "c"),
+    "response_mask": ("valid_length", "fingerprint", "mask_sum", "mask_fingerprint", "sum", "last_nnz", "m"),
     "loss_mask": ("valid_length", "fingerprint", "mask_sum", "mask_fingerprint"),
     "input_ids": ("valid_length", "fingerprint", "v", "c"),
-    "position_ids": ("valid_length",),
+    "attention_mask": ("valid_length", "fingerprint", "c"),
+    "position_ids": ("valid_length", "fingerprint", "c"),
     "uid": ("fingerprint",),
-    "rm_scores": ("sum",),
+    "raw_prompt": ("fingerprint",),
+    "rm_scores": ("sum", "fingerprint", "c"),
     "num_turns": ("sum",),
 }
 # Stages that say a trajectory's content first: the rollout, the reward after it, padding rows.
@@ -52,12 +56,13 @@ SCALARS = (
     "layout", "span", "dtype", "device", "shape", "requires_grad", "n", "asked_n", "missing", "weights", "sampling",
     "loss", "optim", "topology", "resident", "attrs",
 )  # fmt: skip
-_SIGNED = ("key", "valid_length", "fingerprint", "mask_sum", "mask_fingerprint", "slot")
+_SIGNED = ("key", "valid_length", "fingerprint", "mask_sum", "mask_fingerprint", "slot", "marks")
 #: what a row says of all its elements together, by its name in ``events``: a column and how it is taken together
 TOTALS: dict[str, tuple[str, str]] = {
     "tokens": ("valid_length", "sum"),
     "masked": ("mask_sum", "sum"),
     "outside": ("nnz_out", "sum"),
+    "nonzero": ("nnz", "sum"),
     "nonfinite": ("nonfinite", "sum"),
     "nonfinite_in": ("nonfinite_in", "sum"),
     "low": ("min_in", "min"),
@@ -68,7 +73,7 @@ _TOGETHER: dict[str, tuple[np.ufunc, float]] = {
     "min": (np.minimum, np.inf),
     "max": (np.maximum, -np.inf),
 }
-_OWN = ("i", "v", "c", "m")  # not columns of the trace
+_OWN = ("i", "v", "c", "m", "before")  # not columns of the trace
 _WIDE = {**CONTENT, **{f"{name}_tag": ("sum",) for name in LENGTH_TAGS}}
 _KEPT = tuple(
     dict.fromkeys(
@@ -91,7 +96,7 @@ class Digest:
 
     Attributes:
         events: one row per trace row: its scalars, ``rid``, the signatures ``k v c m`` (null where not known),
-            ``queue`` (it passed through the queue), its :data:`TOTALS` and ``said`` (its elements are in ``content``).
+            ``w`` (see above), ``queue`` (it passed through the queue), its :data:`TOTALS` and ``said`` (its elements are in ``content``).
         keyed: the distinct key lists of trajectories and prompts, one row per element: ``k``, ``id``.
         names: ``id`` and ``key``; a key may be there more than once.
         content: elements as they were first written, side by side: ``id`` and, for each of :data:`CONTENT` and of the
@@ -133,15 +138,46 @@ class _Claims:
         return np.array(fresh, dtype=bool)
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """Some rows of a trace: the row groups they lie in, and in those the ids of the rows.
+
+    Attributes:
+        groups: source and row group.
+        rids: ids of rows, ascending.
+    """
+
+    groups: frozenset[tuple[int, int]]
+    rids: Int64
+
+    def among(self, rids: Int64) -> NDArray[np.bool_]:
+        """Which of these rows are chosen."""
+        at = np.searchsorted(self.rids, rids)
+        return self.rids[np.minimum(at, len(self.rids) - 1)] == rids if len(self.rids) else np.zeros(len(rids), bool)
+
+
+def opened(sources: Sequence[Path | pa.RecordBatch]) -> list[RowGroups]:
+    """The row groups of a trace, to be digested all together or some at a time.
+
+    Raises:
+        TraceError: a file cannot be read.
+    """
+    return row_groups(sources, _READ)
+
+
 def digest(
-    sources: Sequence[Path | pa.RecordBatch], threads: int = 2, unseen: Collection[tuple[str, int]] = ()
+    sources: Sequence[RowGroups],
+    threads: int = 2,
+    unseen: Collection[tuple[str, int]] = (),
+    chosen: Chosen | None = None,
 ) -> Digest:
-    """Read files or batches once, a row group at a time on ``threads`` threads; what ``unseen`` steps say is left.
+    """Read row groups once, one at a time on ``threads`` threads; what ``unseen`` steps say is left.
 
     Args:
-        sources: the files or batches of one trace.
+        sources: the row groups of one trace.
         threads: to read with.
         unseen: run and step of what is not judged.
+        chosen: the rows to read; all when None.
 
     Raises:
         TraceError: a file cannot be read.
@@ -149,15 +185,16 @@ def digest(
     claims = _Claims()
     seen: set[str] = set()
     tasks = [
-        (opened, group)
-        for opened in (row_groups(number, source, _READ) for number, source in enumerate(sources))
-        for group in range(len(opened.first_row) - 1)
+        (source, group)
+        for source in sources
+        for group in range(len(source.first_row) - 1)
+        if chosen is None or (source.number, group) in chosen.groups
     ]
     with ThreadPoolExecutor(max_workers=max(1, threads)) as pool:
         apply = pool.map if threads > 1 else map
         early = frozenset[_Place]().union(*apply(lambda task: _early(task[0].read(task[1], _WHERE)), tasks))
         first = _First(early, frozenset(unseen))
-        parts = list(apply(lambda task: _Group(claims, first, *task).read(seen), tasks))
+        parts = list(apply(lambda task: _Group(claims, first, *task, chosen).read(seen), tasks))
     events, keyed, named, content, *cells = (
         pa.concat_tables(column, promote_options="permissive") for column in zip(*parts, strict=True)
     )
@@ -214,10 +251,12 @@ def _text(table: pa.Table, name: str) -> NDArray[Any]:
 class _Group:
     """One row group: lists laid flat, signatures summed, the needed elements kept."""
 
-    def __init__(self, claims: _Claims, first: _First, source: RowGroups, group: int) -> None:
+    def __init__(self, claims: _Claims, first: _First, source: RowGroups, group: int, chosen: Chosen | None) -> None:
         self.claims, self.first, self.table = claims, first, source.read(group)
+        self.rid = row_ids(source.number, int(source.first_row[group]), self.table.num_rows)
+        if chosen is not None and not (wanted := chosen.among(self.rid)).all():
+            self.table, self.rid = self.table.filter(pa.array(wanted)), self.rid[wanted]
         self.rows = self.table.num_rows
-        self.rid = row_ids(source.number, int(source.first_row[group]), self.rows)
         self.key = Flat.of(self.table, "key")
         self.n = self.key.counts
         # A key's id is its hash (siphash, 64 bits): no dictionary to share between threads, and the signatures need it.
@@ -257,9 +296,11 @@ class _Group:
         marked = np.zeros(self.rows, dtype=bool)
         marked[[row for block in said for row in block.values()]] = True
         events = self._events(signatures, lists).append_column("said", pa.array(marked))
-        content = self._content(said, lists, elements)
+        marks = Marks.of(lists["marks"])
         words = Words(*(_text(self.table, name) for name in ("stage", "op", "entity", "field")))
-        cells = [self._cells(kind.wanted(words), lists, kind.columns) for kind in CELLS.values()]
+        events = events.append_column("w", self._windows(marks, words))
+        content = self._content(said, lists, elements)
+        cells = [self._cells(kind.wanted(words), lists, kind.columns, marks) for kind in CELLS.values()]
         return (events, self._keyed(summed["k"][0]), self.names, content, *cells)
 
     def _aligned(self, values: Flat) -> UInt64 | None:
@@ -327,12 +368,31 @@ class _Group:
         rows, elements = self._spread(wanted[first][self.claims.first_seen(signatures)])
         return pa.table({"k": pa.array(k[rows]), "id": pa.array(self.ids[elements])})
 
-    def _cells(self, needed: NDArray[np.bool_], lists: dict[str, Flat], names: tuple[str, ...]) -> pa.Table:
+    def _windows(self, marks: Marks, words: Words) -> pa.Array:
+        """Signature of the response's windows of every row that keeps one value for each token of a sequence."""
+        total = np.zeros(self.rows, dtype=np.uint64)
+        kept = words.has("entity", "trajectory") & words.has("field", *WINDOWED) & (marks.counts == 3 * self.n)
+        rows = np.flatnonzero(kept & (self.n > 0))
+        if len(rows):
+            repeated, at = self._spread(rows)
+            lengths, prints = marks.windows(repeated, at - self.key.starts[repeated])
+            starts = np.cumsum(self.n[rows]) - self.n[rows]
+            total[rows] = np.add.reduceat(bound(self.hashes[at], lengths, prints), starts)
+        return pa.array(total, mask=~(kept & (self.n > 0)))
+
+    def _cells(
+        self, needed: NDArray[np.bool_], lists: dict[str, Flat], names: tuple[str, ...], marks: Marks
+    ) -> pa.Table:
         rows, at = self._spread(np.flatnonzero(needed))
         inside = at - self.key.starts[rows]
         columns: dict[str, Any] = {"rid": pa.array(self.rid[rows]), "id": pa.array(self.ids[at])}
         for name in names:
-            columns[name] = pa.array(inside + 1) if name == "i" else self._taken(lists[name], name, rows, inside)
+            if name == "i":
+                columns[name] = pa.array(inside + 1)
+            elif name == "before":
+                columns[name] = marks.first(rows, inside, self.n)
+            else:
+                columns[name] = self._taken(lists[name], name, rows, inside)
         return pa.table(columns)
 
     def _content(

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import duckdb
 import pyarrow as pa
 
+from lineage.checks import slices
 from lineage.checks.blame import headline
 from lineage.checks.catalogue import Invariant
+from lineage.checks.digest import Digest
 from lineage.checks.own import accuse
+from lineage.checks.own import examined as own_examined
 from lineage.checks.profiles import load
 from lineage.checks.report import Report
+from lineage.checks.slices import Index, facts_of
 from lineage.checks.verdict import Kind, Site, Verdict, Violation
-from lineage.checks.workbench import Workbench
+from lineage.checks.workbench import LISTED, Workbench
 from lineage.errors import first_line
 from lineage.traces import Trace, TraceError
 from lineage.traces.errors import reading
 from lineage.traces.interrupts import interrupted, interruptible
+
+Answer = TypeVar("Answer")
 
 
 def judge(trace: Trace, invariants: Sequence[Invariant], threads: int | None = None) -> Report:
@@ -39,57 +47,156 @@ def _judged(trace: Trace, invariants: Sequence[Invariant], threads: int) -> Repo
     if len(profiles) > 1:
         raise TraceError(f"{trace.path}: its runs follow different profiles ({', '.join(profiles)}): check them apart")
     profile = load(trace.profile)
-    bench = Workbench(trace, profile, threads)
-    verdicts = tuple(_judge(bench, one) for one in invariants)
+    bench = Workbench(trace, profile, threads, whole=False)
+    whole = bool(trace.batches) or facts_of(bench.sources) <= slices.SLICE_FACTS
+    found = _whole(bench, invariants) if whole else _sliced(bench, invariants)
     return Report(
         path=trace.path,
         run_id=str(trace.source.run.get("run_id", "")),
         profile=profile,
+        rows=found.rows,
+        facts=found.facts,
+        steps=found.steps,
+        state=trace.state.sentence(),
+        verdicts=found.verdicts,
+        invariants=tuple(invariants),
+        headline=headline(found.verdicts, invariants),
+        seconds=time.perf_counter() - began,
+        notes=found.notes,
+    )
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """What a report says of a trace."""
+
+    rows: int
+    facts: int
+    steps: int
+    verdicts: tuple[Verdict, ...]
+    notes: tuple[str, ...] = ()
+
+
+def _whole(bench: Workbench, invariants: Sequence[Invariant]) -> _Judged:
+    """Everything at once."""
+    bench.lay(bench.read())
+    verdicts = []
+    for one in invariants:
+        tally = _Tally()
+        missing = _missing(bench.trace, one, bench.fields, bench.recorded)
+        if not any(missing):
+            tally.add(*_look(bench, one))
+        verdicts.append(tally.verdict(bench.trace, one, missing))
+    return _Judged(
         rows=bench.number("select count(*) from digest_events"),
         facts=bench.number("select sum(n) from digest_events"),
         steps=bench.number("select count(distinct step_id) from events where global_steps > 0"),
-        state=trace.state.sentence(),
-        verdicts=verdicts,
-        invariants=tuple(invariants),
-        headline=headline(verdicts, invariants),
-        seconds=time.perf_counter() - began,
+        verdicts=tuple(verdicts),
     )
 
 
-def _judge(bench: Workbench, invariant: Invariant) -> Verdict:
-    began = time.perf_counter()
-    complete = bench.trace.state.complete
-    absent, unrecorded = _missing(bench, invariant)
-    if absent or (unrecorded and complete):
-        return Verdict(invariant.code, Kind.NOT_APPLICABLE, 0, needed=", ".join(absent + unrecorded))
-    if unrecorded:  # what is lost may have held it
-        said = f"{bench.trace.state.sentence()}; {', '.join(unrecorded)}"
-        return Verdict(invariant.code, Kind.INCOMPLETE, 0, needed=said)
-    try:
-        examined, accused = accuse(bench, invariant) if invariant.origin else _accuse(bench, invariant)
-        found = _violations(bench, accused)
-    except duckdb.Error as error:
-        if interrupted(error):
-            raise
-        raise TraceError(f"{bench.trace.path}: {invariant.code} cannot be judged: {first_line(error)}") from error
-    needed = "" if complete else bench.trace.state.sentence()
-    if found.errors:
-        kind, needed = Kind.FAIL, ""
-    elif not complete:
-        kind = Kind.INCOMPLETE
-    else:
-        kind = Kind.PASS if examined else Kind.VACUOUS
-    return Verdict(
-        invariant.code,
-        kind,
-        examined,
-        found.errors,
-        found.warnings,
-        found.violations,
-        found.sites,
-        needed,
-        time.perf_counter() - began,
+def _sliced(bench: Workbench, invariants: Sequence[Invariant]) -> _Judged:
+    """A slice at a time, then what looks at the whole run."""
+    found = bench.index()
+    able = [one for one in invariants if not bench.trace.absent.intersection(one.needs)]
+    by_step = [one for one in able if one.looks == "step"]
+    wanted = {name for one in able for name in one.needs}
+    tallies = {one.code: _Tally() for one in invariants}
+    recorded: set[str] = set()
+    apart: set[int] = set()
+    kept: list[Digest] = []
+    for part in found.slices():
+        before = _facts_beside(bench, by_step, found, part.before)
+        among = _facts_beside(bench, by_step, found, part.before | part.own) if part.after else {}
+        bench.lay(bench.read(found.chosen(part.own | part.before | part.after)), part.own)
+        recorded.update(filter(bench.recorded, wanted - recorded))
+        apart |= part.apart
+        for one in by_step:
+            examined, accused, seconds = _look(bench, one, always=True)
+            tallies[one.code].add(among.get(one.code, examined) - before.get(one.code, 0), accused, seconds)
+        kept.append(slices.run_tables(bench.digest, found.chosen(part.own)))
+    bench.lay(slices.joined(kept))
+    for one in able:
+        if one.looks == "run":
+            tallies[one.code].add(*_look(bench, one))
+    verdicts = []
+    for one in invariants:
+        missing = _missing(bench.trace, one, found.fields, recorded.__contains__)
+        verdicts.append(tallies[one.code].verdict(bench.trace, one, missing))
+    notes = f"{len(apart):,} steps share keys with too many others to be judged beside all of them" if apart else ""
+    return _Judged(
+        rows=found.rows,
+        facts=found.facts,
+        steps=sum(1 for step in found.steps.values() if step.number is not None and step.number > 0),
+        verdicts=tuple(verdicts),
+        notes=(notes,) if notes else (),
     )
+
+
+def _facts_beside(
+    bench: Workbench, invariants: Sequence[Invariant], found: Index, steps: frozenset[int]
+) -> dict[str, int]:
+    """By code, how many facts these steps alone have to look at."""
+    if not steps:
+        return {}
+    bench.lay(bench.read(found.chosen(steps)))
+    return {one.code: _asked(bench, one, lambda one=one: _examined(bench, one)) for one in invariants}
+
+
+@dataclass
+class _Tally:
+    """What one invariant said, slice by slice."""
+
+    examined: int = 0
+    seconds: float = 0.0
+    errors: int = 0
+    warnings: int = 0
+    violations: list[Violation] = field(default_factory=list)
+    sites: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+
+    def add(self, examined: int, found: _Found, seconds: float) -> None:
+        self.examined += examined
+        self.seconds += seconds
+        self.errors += found.errors
+        self.warnings += found.warnings
+        self.violations += found.violations
+        self.sites.update({(site.stage, site.op, site.field): site.count for site in found.sites})
+
+    def verdict(self, trace: Trace, invariant: Invariant, missing: tuple[list[str], list[str]]) -> Verdict:
+        """What it says in all."""
+        absent, unrecorded = missing
+        complete = trace.state.complete
+        if absent or (unrecorded and complete):
+            return Verdict(invariant.code, Kind.NOT_APPLICABLE, 0, needed=", ".join(absent + unrecorded))
+        if unrecorded:  # what is lost may have held it
+            said = f"{trace.state.sentence()}; {', '.join(unrecorded)}"
+            return Verdict(invariant.code, Kind.INCOMPLETE, 0, needed=said)
+        errors = self.errors if self.examined else 0
+        if errors:
+            kind = Kind.FAIL
+        elif not complete:
+            kind = Kind.INCOMPLETE
+        else:
+            kind = Kind.PASS if self.examined else Kind.VACUOUS
+        needed = "" if complete or errors else trace.state.sentence()
+        if not self.examined:
+            return Verdict(invariant.code, kind, 0, needed=needed, seconds=self.seconds)
+        order = sorted(self.violations, key=lambda one: (one.ord, one.key is None, one.key, one.expected, one.actual))
+        return Verdict(
+            invariant.code,
+            kind,
+            self.examined,
+            self.errors,
+            self.warnings,
+            tuple(order[:LISTED]),
+            tuple(Site(*place, count) for place, count in sorted(self.sites.items(), key=_by_place)),
+            needed,
+            self.seconds,
+        )
+
+
+def _by_place(item: tuple[tuple[str, str, str], int]) -> tuple[str, ...]:
+    return tuple(str(part) for part in item[0])
 
 
 @dataclass(frozen=True)
@@ -100,19 +207,45 @@ class _Found:
     sites: tuple[Site, ...] = ()
 
 
-def _missing(bench: Workbench, invariant: Invariant) -> tuple[list[str], list[str]]:
+def _look(bench: Workbench, invariant: Invariant, always: bool = False) -> tuple[int, _Found, float]:
+    """Facts examined, what was found, and the seconds it took."""
+    began = time.perf_counter()
+
+    def look() -> tuple[int, _Found]:
+        if invariant.origin:
+            examined, accused = accuse(bench, invariant, always)
+        else:
+            examined = _examined(bench, invariant)
+            nothing = not (examined or always)
+            accused = pa.table({}) if nothing else bench.accuse(invariant.sql, invariant.severity)
+        return examined, _violations(bench, accused)
+
+    examined, found = _asked(bench, invariant, look)
+    return examined, found, time.perf_counter() - began
+
+
+def _examined(bench: Workbench, invariant: Invariant) -> int:
+    return own_examined(bench, invariant) if invariant.origin else bench.number(invariant.examines)
+
+
+def _asked(bench: Workbench, invariant: Invariant, ask: Callable[[], Answer]) -> Answer:
+    try:
+        return ask()
+    except duckdb.Error as error:
+        if interrupted(error):
+            raise
+        raise TraceError(f"{bench.trace.path}: {invariant.code} cannot be judged: {first_line(error)}") from error
+
+
+def _missing(
+    trace: Trace, invariant: Invariant, fields: Collection[str], recorded: Callable[[str], bool]
+) -> tuple[list[str], list[str]]:
     """What the invariant cannot do without: columns the trace does not have, columns and fields it never recorded."""
-    absent = [name for name in invariant.needs if name in bench.trace.absent]
-    empty = [name for name in invariant.needs if name not in absent and not bench.recorded(name)]
-    fields = [name for name in invariant.fields if name not in bench.fields]
+    absent = [name for name in invariant.needs if name in trace.absent]
+    empty = [name for name in invariant.needs if name not in absent and not recorded(name)]
     unrecorded = [f"column {name} (never recorded)" for name in empty]
-    unrecorded += [f"field {name} (never recorded)" for name in fields]
+    unrecorded += [f"field {name} (never recorded)" for name in invariant.fields if name not in fields]
     return [f"column {name} (absent)" for name in absent], unrecorded
-
-
-def _accuse(bench: Workbench, invariant: Invariant) -> tuple[int, pa.Table]:
-    examined = bench.number(invariant.examines)
-    return examined, bench.accuse(invariant.sql, invariant.severity) if examined else pa.table({})
 
 
 def _violations(bench: Workbench, accused: pa.Table) -> _Found:

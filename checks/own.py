@@ -88,8 +88,13 @@ class Tables:
         self._bench.show_elements()
 
 
-def accuse(bench: Workbench, invariant: Invariant) -> tuple[int, pa.Table]:
+def accuse(bench: Workbench, invariant: Invariant, always: bool = False) -> tuple[int, pa.Table]:
     """Run an invariant of a user's own, and undo what it did to the tables.
+
+    Args:
+        bench: the tables.
+        invariant: which.
+        always: run it though there is nothing for it to look at.
 
     Returns:
         How many facts it looked at, and its violations, as the workbench returns those of a built-in one.
@@ -99,7 +104,7 @@ def accuse(bench: Workbench, invariant: Invariant) -> tuple[int, pa.Table]:
     """
     try:
         with fence.asking():
-            examined, findings = _apart(bench, invariant)
+            examined, findings = _apart(bench, invariant, always)
             # What follows is ours: a function or table that the invariant made must not stand in for one of ours.
             return examined, _named(bench, findings, invariant.severity)
     except FenceError as error:
@@ -118,12 +123,25 @@ def _named(bench: Workbench, findings: pa.Table, severity: str) -> pa.Table:
         bench.con.unregister("own findings")
 
 
-def _apart(bench: Workbench, invariant: Invariant) -> tuple[int, pa.Table]:
+def examined(bench: Workbench, invariant: Invariant) -> int:
+    """How many facts an invariant of a user's own looks at.
+
+    Raises:
+        CatalogueError: its query is refused, or does not count.
+    """
+    try:
+        with fence.asking():
+            return _examined(bench, invariant.examines)
+    except FenceError as error:
+        raise CatalogueError(f"{invariant.origin}: {invariant.code}: {error}") from error
+
+
+def _apart(bench: Workbench, invariant: Invariant, always: bool) -> tuple[int, pa.Table]:
     """Facts looked at and findings, from a transaction that is rolled back."""
     bench.con.begin()
     try:
         examined = _examined(bench, invariant.examines)
-        if not examined:
+        if not (examined or always):
             return 0, _FINDINGS.empty_table()
         if invariant.check is not None:
             return examined, _from_python(bench, invariant.check)

@@ -26,20 +26,29 @@ class RowGroups(Protocol):
     number: int
     first_row: Int64
 
+    def facts(self) -> int:
+        """Elements of all rows, by the footer alone: a row without elements counts for one."""
+        ...
+
     def read(self, group: int, columns: Sequence[str] | None = None) -> pa.Table:
         """A row group, or at least these columns of it, as far as they are stored."""
         ...
 
 
-def row_groups(number: int, source: Path | pa.RecordBatch, columns: Sequence[str]) -> RowGroups:
-    """The row groups of a file or a batch.
+def row_groups(sources: Sequence[Path | pa.RecordBatch], columns: Sequence[str]) -> list[RowGroups]:
+    """The row groups of the files or batches of one trace.
 
     Args:
-        number: of the source among the others.
-        source: where they lie.
+        sources: where they lie.
         columns: those ever wanted.
+
+    Raises:
+        TraceError: a file cannot be read.
     """
-    return _File(number, source, columns) if isinstance(source, Path) else _Batch(number, source, columns)
+    return [
+        _File(number, source, columns) if isinstance(source, Path) else _Batch(number, source, columns)
+        for number, source in enumerate(sources)
+    ]
 
 
 class _Batch:
@@ -50,6 +59,9 @@ class _Batch:
         self.first_row = np.array([0, batch.num_rows])
         stored = set(batch.schema.names)
         self._table = pa.Table.from_batches([batch]).select([name for name in columns if name in stored])
+
+    def facts(self) -> int:
+        return len(self._table["key"].combine_chunks().values) if "key" in self._table.column_names else 0
 
     def read(self, group: int, columns: Sequence[str] | None = None) -> pa.Table:
         return self._table
@@ -67,6 +79,12 @@ class _File:
         self.columns = [name for name in columns if name in stored]
         counts = [self.metadata.row_group(group).num_rows for group in range(self.metadata.num_row_groups)]
         self.first_row = np.concatenate([[0], np.cumsum(counts)])
+
+    def facts(self) -> int:
+        schema = self.metadata.schema
+        keys = next((at for at in range(len(schema)) if schema.column(at).path.startswith("key.")), None)
+        groups = map(self.metadata.row_group, range(self.metadata.num_row_groups))
+        return 0 if keys is None else sum(int(group.column(keys).num_values) for group in groups)
 
     def read(self, group: int, columns: Sequence[str] | None = None) -> pa.Table:
         dictionaries = [f"{name}.list.element" for name in ("key", "status", "reason") if name in self.columns]

@@ -1,15 +1,16 @@
--- Rows of complete steps, in the order of events: by the process's own numbering, by clock across processes.
+-- Where each row of a complete step stands in the whole trace, in the order of events: by the process's own numbering,
+-- by clock across processes. A trace judged in slices is placed once, as a whole.
+create or replace temp table places as
+select rid,
+    dense_rank() over (order by run_id, global_steps) as step_id,
+    dense_rank() over (order by run_id, coalesce(partition, '')) as scope,
+    row_number() over (order by run_id, case when one then seq else time_ns end, process, seq) as ord
+from digest_events, (select count(distinct process) <= 1 as one from digest_events)
+where (coalesce(run_id, ''), global_steps) not in (select (run_id, step) from unseen);
+
 create or replace temp table events as
-with placed as (
-    select rid,
-        dense_rank() over (order by run_id, global_steps) as step_id,
-        dense_rank() over (order by run_id, coalesce(partition, '')) as scope,
-        row_number() over (order by run_id, case when one then seq else time_ns end, process, seq) as ord
-    from digest_events, (select count(distinct process) <= 1 as one from digest_events)
-    where (coalesce(run_id, ''), global_steps) not in (select (run_id, step) from unseen)
-)
 select e.*, p.step_id, p.scope, p.ord
-from digest_events as e join placed as p using (rid)
+from digest_events as e join places as p using (rid)
 order by p.ord;
 
 -- A match without captures, then a split from the right: five times as fast as extracting the groups.
@@ -45,17 +46,21 @@ select
     id, whose.step_id, whose.is_padding,
     prompts_rid, prompts_valid_length as prompt_len, prompts_fingerprint as prompts_fp,
     responses_rid, responses_valid_length as response_len, responses_fingerprint as responses_fp,
-    responses_v as response_v,
+    responses_v as response_v, responses_c as response_c,
     response_mask_rid as mask_rid, response_mask_valid_length as mask_len, response_mask_mask_sum as mask_sum,
     coalesce(response_mask_mask_fingerprint, response_mask_fingerprint) as mask_fp,
     response_mask_fingerprint as mask_content, response_mask_sum as mask_added, response_mask_m as mask_m,
+    response_mask_last_nnz as mask_last,
     loss_mask_rid as loss_rid, loss_mask_valid_length as loss_len, loss_mask_mask_sum as loss_sum,
     coalesce(loss_mask_mask_fingerprint, loss_mask_fingerprint) as loss_fp,
     input_ids_rid as ids_rid, input_ids_valid_length as ids_len, input_ids_fingerprint as ids_fp,
     input_ids_v as ids_v, input_ids_c as ids_c,
+    attention_mask_rid as attention_rid, attention_mask_valid_length as attention_len,
+    attention_mask_fingerprint as attention_fp, attention_mask_c as attention_c,
     position_ids_rid as positions_rid, position_ids_valid_length as positions_len,
+    position_ids_fingerprint as positions_fp, position_ids_c as positions_c,
     uid_rid, uid_fingerprint as uid_fp,
-    rm_scores_rid as reward_rid, rm_scores_sum as reward,
+    rm_scores_rid as reward_rid, rm_scores_sum as reward, rm_scores_fingerprint as reward_fp, rm_scores_c as reward_c,
     num_turns_sum as num_turns,
     coalesce(prompt_len_tag_rid, response_len_tag_rid, seq_len_tag_rid) as tags_rid,
     cast(prompt_len_tag_sum as bigint) as prompt_len_tag,
@@ -68,12 +73,50 @@ select
     k,
     count(*) as n,
     case when count(response_v) = count(*) then cast(sum(response_v) % 18446744073709551616 as ubigint) end as response_v,
+    case when count(response_c) = count(*) then cast(sum(response_c) % 18446744073709551616 as ubigint) end as response_c,
+    case when count(reward_c) = count(*) then cast(sum(reward_c) % 18446744073709551616 as ubigint) end as reward_c,
     case when count(mask_m) = count(*) then cast(sum(mask_m) % 18446744073709551616 as ubigint) end as mask_m,
     case when count(ids_v) = count(*) then cast(sum(ids_v) % 18446744073709551616 as ubigint) end as ids_v,
-    case when count(ids_c) = count(*) then cast(sum(ids_c) % 18446744073709551616 as ubigint) end as ids_c
+    case when count(ids_c) = count(*) then cast(sum(ids_c) % 18446744073709551616 as ubigint) end as ids_c,
+    case when count(attention_c) = count(*)
+        then cast(sum(attention_c) % 18446744073709551616 as ubigint) end as attention_c,
+    case when count(positions_c) = count(*)
+        then cast(sum(positions_c) % 18446744073709551616 as ubigint) end as positions_c
 from keyed left join base using (id)
 where k in (select k from events where entity = 'trajectory')
 group by k;
+
+-- Whose tokens a trajectory is made of, as its loop said it: its turns taken together. Fingerprints are of the whole
+-- sequence (``fp``) and of the mask its turns make, the prompt's part left out (``mask_fp``).
+create or replace temp table ribbons as
+select
+    id, rid, any_value(step_id) as step_id, any_value(ord) as ord,
+    sum(valid_length) as seq_len,
+    coalesce(sum(valid_length) filter (role = 'prompt'), 0) as prompt_len,
+    coalesce(sum(valid_length) filter (role = 'policy'), 0) as policy_len,
+    count(*) filter (role = 'policy') as policy_turns,
+    max("start" + valid_length) filter (role = 'policy') as policy_end,
+    sum(generated) filter (role = 'policy') as generated,
+    count(generated) filter (role = 'policy') as counted,
+    coalesce(sum(greatest(truncated_from - valid_length, 0)) filter (role = 'policy'), 0)
+        + coalesce(sum(trimmed) filter (role = 'policy'), 0) as cut,
+    count(trimmed) as trims,
+    cast(sum(compose(0, "start", fingerprint)) % 18446744073709551616 as ubigint) as fp,
+    cast(coalesce(sum(compose(0, "start", repeated(case when role = 'policy' then 1 else 0 end, valid_length)))
+        filter (role <> 'prompt'), 0) % 18446744073709551616 as ubigint) as mask_fp
+from turn_cells
+group by id, rid;
+
+-- Every request of the engine, with the session it was for; of engines that number theirs otherwise, with none.
+create or replace temp table asked as
+select
+    r.rid, r.step_id, r.ord, keys.group_id, keys.session_id, keys."index" as number,
+    p.rid as prompt_rid, p.valid_length as prompt_len, p.fingerprint as prompt_fp,
+    r.valid_length as answer_len, r.fingerprint as answer_fp, r.generated, r.finish_reason, r.truncated_from
+from request_cells as r
+join keys using (id)
+left join request_cells as p on p.id = r.id and p.step_id = r.step_id and p.field = 'prompts'
+where r.field = 'responses';
 
 -- Where to point when a key itself is at fault: where its list was first written, else where it was first seen. (A
 -- scorer inside the agent loop sees a key before the queue does, but does not make it.)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,6 +12,24 @@ import pyarrow.compute as pc
 KEEP_BYTES = 64 << 20
 _KEEP_KEYS = 100_000  # names of keys kept after the rows of their step are gone
 _ENTITIES = pa.array(["trajectory", "prompt"])
+Number = TypeVar("Number", int, int | None)
+
+
+def beside(steps: Sequence[Number], own: Collection[Number], shares: Callable[[Number], bool]) -> list[Number]:
+    """The steps of one run that some consecutive ones are judged among, their own included, in the order given.
+
+    A contract looks across steps by a key (a late write, a clear that comes too late, content first written before) or
+    at the step before. So the rows a step needs are those of step 0, of the step before, and of every step that has a
+    key in common with it.
+
+    Args:
+        steps: their numbers, in order.
+        own: those judged.
+        shares: whether a step has a key in common with one of them.
+    """
+    first = next(at for at, step in enumerate(steps) if step in own)
+    before = steps[max(first - 1, 0)]
+    return [step for step in steps if step in (0, before) or step in own or shares(step)]
 
 
 @dataclass
@@ -22,11 +41,7 @@ class _Step:
 
 
 class Window:
-    """The last steps of a run, and which keys were in them.
-
-    A contract looks across steps by a key (a late write, a clear that comes too late, content first written before) or
-    at the step before. So the rows a step needs are those of step 0, of the step before, and of every step that has a
-    key in common with it.
+    """The last steps of a run, and which keys were in them: a step that is sealed is judged :func:`beside` them.
 
     Args:
         keep_bytes: bytes of rows kept beside step 0, the step before and the last one.
@@ -61,7 +76,9 @@ class Window:
 
     def rows(self, global_steps: int) -> list[pa.RecordBatch]:
         """The rows a step is judged among, in the order they came, its own included."""
-        return [batch for number in self._around(global_steps) for batch in self._steps[number].batches]
+        keys = self.keys(global_steps)
+        among = beside(list(self._steps), (global_steps,), lambda number: not keys.isdisjoint(self._steps[number].keys))
+        return [batch for number in among for batch in self._steps[number].batches]
 
     def keys(self, global_steps: int) -> set[str]:
         """Trajectory and prompt keys in a step."""
@@ -70,13 +87,6 @@ class Window:
     def forgotten(self, global_steps: int) -> dict[str, int]:
         """Keys of the step that were in an earlier one whose rows are no longer kept, and which that was."""
         return self._steps[global_steps].forgotten
-
-    def _around(self, global_steps: int) -> Iterator[int]:
-        numbers, keys = list(self._steps), self.keys(global_steps)
-        before = numbers[numbers.index(global_steps) - 1]
-        for number in numbers:
-            if number in (0, before, global_steps) or not keys.isdisjoint(self._steps[number].keys):
-                yield number
 
 
 def keys_of(batch: pa.RecordBatch) -> set[str]:

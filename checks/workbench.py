@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -20,31 +21,72 @@ import pyarrow as pa
 
 from lineage.checks.cells import CELLS, PLACE
 from lineage.checks.declared import MACROS, config_table
-from lineage.checks.digest import SCALARS, Digest, digest
+from lineage.checks.digest import SCALARS, Chosen, Digest, digest, opened
 from lineage.checks.profiles import Profile
+from lineage.checks.slices import Index, index, light
 from lineage.traces.trace import Trace, facts_of
 
 _TABLES = Path(__file__).parent / "tables.sql"
 _VIEW = "create or replace temp view"
 _NOBODY = pa.table({})
+#: violations of a code that are told one by one
+LISTED = 1000
 _UNSEEN = pa.schema([("run_id", pa.string()), ("step", pa.int64())])
 # Traces whose connection has what does not depend on their rows, and statements parsed on it: it may be asked again.
 _FURNISHED: WeakSet[Trace] = WeakSet()
+_VIEWED: WeakSet[Trace] = WeakSet()
 _PARSED: WeakKeyDictionary[Trace, dict[str, Any]] = WeakKeyDictionary()
 
 
 class Workbench:
-    """The tables of one trace, in its own fenced connection."""
+    """The tables of one trace, or of a slice of it, in its own fenced connection.
 
-    def __init__(self, trace: Trace, profile: Profile, threads: int = 2) -> None:
-        self.trace, self.profile = trace, profile
+    Args:
+        trace: whose.
+        profile: whose conventions it follows.
+        threads: to read with.
+        whole: read all of it now; else :meth:`lay` says what.
+
+    Attributes:
+        sources: its row groups.
+        fields: fields with at least one row in a step that is laid out.
+    """
+
+    def __init__(self, trace: Trace, profile: Profile, threads: int = 2, whole: bool = True) -> None:
+        self.trace, self.profile, self.threads = trace, profile, threads
         self.con = trace.connection
-        self.digest: Digest = digest(trace.batches or trace.source.files, threads, trace.source.unseen)
+        self.sources = opened(trace.batches or trace.source.files)
+        self.fields: frozenset[str] = frozenset()
+        self._judged: frozenset[int] | None = None
+        self._placed = False
+        unseen = [{"run_id": run_id, "step": step} for run_id, step in trace.source.unseen]
+        self.con.register("unseen", pa.Table.from_pylist(unseen, _UNSEEN))
+        if whole:
+            self.lay(self.read())
+
+    def read(self, chosen: Chosen | None = None) -> Digest:
+        """Digest these rows of the trace; all when None."""
+        return digest(self.sources, self.threads, self.trace.source.unseen, chosen)
+
+    def index(self) -> Index:
+        """Place every row in the whole trace: what is laid out from now on are slices of it."""
+        found = light(self.sources, self.threads)
+        self.con.register("digest_events", pa.concat_tables([one.rows for one in found], promote_options="permissive"))
+        self.run(_statements()[0])
+        self._placed = True
+        self._furnish()
+        return index(self.con, found)
+
+    def lay(self, found: Digest, judged: frozenset[int] | None = None) -> None:
+        """Make the tables of these rows.
+
+        Args:
+            found: what was read.
+            judged: ids of the steps whose violations count; all when None.
+        """
+        self.digest, self._judged = found, judged
         self._fill()
-        if trace not in _FURNISHED:
-            self._furnish()
-            _FURNISHED.add(trace)
-        #: fields with at least one row in a judged step
+        self._furnish()
         self.fields = frozenset(self._judged_fields())
 
     def _fill(self) -> None:
@@ -57,15 +99,16 @@ class Workbench:
             con.register(f"digest_{name}", cells)
         con.register("digest_names", found.names)
         con.register("keyed", found.keyed)
-        unseen = [{"run_id": run_id, "step": step} for run_id, step in self.trace.source.unseen]
-        con.register("unseen", pa.Table.from_pylist(unseen, _UNSEEN))
-        events, *rest = statements(_TABLES.read_text("utf-8"))
-        for statement in (events, *map(_placed, CELLS), *rest):
-            if not (statement.startswith(_VIEW) and self.trace in _FURNISHED):
+        places, events, *rest = _statements()
+        for statement in (*(() if self._placed else (places,)), events, *map(_placed, CELLS), *rest):
+            if not (statement.startswith(_VIEW) and self.trace in _VIEWED):
                 self.run(statement)
+        _VIEWED.add(self.trace)
 
     def _furnish(self) -> None:
         """What does not depend on the rows."""
+        if self.trace in _FURNISHED:
+            return
         runs = [name for (name,) in self.run("select distinct coalesce(run_id, '') from digest_events")]
         self.con.register("config", config_table(self.trace.source, runs))
         self.con.register("profile", self.profile.table())
@@ -76,6 +119,7 @@ class Workbench:
         self.con.execute(f"create or replace temp view suspect_elements as {chosen}")
         self.con.execute("create or replace temp table no_elements as select * from suspect_elements limit 0")
         self.show_elements(suspected=False)
+        _FURNISHED.add(self.trace)
 
     def _judged_fields(self) -> list[str]:
         return [name for (name,) in self.run("select distinct field from events")]
@@ -113,8 +157,9 @@ class Workbench:
 
     def named(self, findings: str, severity: str) -> pa.Table:
         """Fill ``violations`` from a relation of findings; return the first thousand in order."""
-        self.con.execute(f"create or replace temp table violations as {_named(findings, severity)}")
-        first = "select * from violations order by ord, key nulls last, expected, actual limit 1000"
+        own = "" if self._judged is None else f" where e.step_id in ({', '.join(map(str, sorted(self._judged)))})"
+        self.con.execute(f"create or replace temp table violations as {_named(findings, severity)}{own}")
+        first = f"select * from violations order by ord, key nulls last, expected, actual limit {LISTED}"
         return self.con.sql(first).to_arrow_table()
 
     def show_elements(self, suspected: bool = True) -> None:
@@ -133,6 +178,11 @@ class Workbench:
         if statement not in parsed:
             (parsed[statement],) = self.con.extract_statements(statement)
         return list(self.con.execute(parsed[statement]).fetchall())
+
+
+@cache
+def _statements() -> tuple[str, ...]:
+    return tuple(statements(_TABLES.read_text("utf-8")))
 
 
 def _placed(cells: str) -> str:

@@ -16,11 +16,13 @@ from lineage.checks.verdict import ExitCode
 from lineage.cli.check import check_command
 from lineage.cli.compact import compact_command
 from lineage.cli.doctor import doctor_command
-from lineage.cli.exit_codes import ANSWERS, DIAGNOSES, JUDGES, epilog
+from lineage.cli.exit_codes import ANSWERS, DIAGNOSES, JUDGES, PROVES, epilog
 from lineage.cli.explain import explain_command
+from lineage.cli.faults import faults_command
 from lineage.cli.info import info_command
 from lineage.cli.init_ci import init_ci_command
 from lineage.cli.run import run_command
+from lineage.cli.selftest import selftest_command
 from lineage.cli.show import show_command
 from lineage.cli.sql import sql_command
 from lineage.errors import LineageError
@@ -62,6 +64,8 @@ app.command("show", epilog=epilog(ANSWERS))(show_command)
 app.command("info", epilog=epilog(ANSWERS))(info_command)
 app.command("explain", epilog=epilog(ANSWERS))(explain_command)
 app.command("compact", epilog=epilog(ANSWERS))(compact_command)
+app.command("faults", epilog=epilog(ANSWERS))(faults_command)
+app.command("selftest", epilog=epilog(PROVES))(selftest_command)
 app.command("doctor", epilog=epilog(DIAGNOSES))(doctor_command)
 app.command("init-ci", epilog=epilog(ANSWERS))(init_ci_command)
 

@@ -25,6 +25,12 @@ DIAGNOSES: Mapping[ExitCode, str] = {
     ExitCode.VIOLATIONS: "a package of the base is missing, of the wrong version, or cannot be imported",
     **{code: JUDGES[code] for code in (ExitCode.UNUSABLE, ExitCode.INTERRUPTED)},
 }
+#: of ``lineage selftest``
+PROVES: Mapping[ExitCode, str] = {
+    ExitCode.PASS: "every fault is caught, every clean run is clean, every law holds",
+    ExitCode.VIOLATIONS: "a fault is missed or blamed elsewhere, a clean run is not clean, or a law is broken",
+    **{code: JUDGES[code] for code in (ExitCode.UNUSABLE, ExitCode.INTERRUPTED)},
+}
 
 
 def epilog(meanings: Mapping[ExitCode, str]) -> str:

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lineage.checks.verdict import ExitCode
+from lineage.cli.extras import need_train_extra
 from lineage.cli.json_text import print_json
 from lineage.cli.places import LATEST_RUN, RUNS
-from lineage.errors import MissingExtraError, UserError, ViolationError
+from lineage.errors import UserError, ViolationError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -117,7 +118,7 @@ def run_command(
     # cannot run, and typer.Exit with 0 (trained and clean), what the check says, or 130 after Ctrl-C.
     if cfg not in (None, "job"):
         raise UserError(f"--cfg {cfg} is not known; --cfg job prints the resolved configuration")
-    _need_train_extra()
+    need_train_extra("run")
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True, stderr=as_json, quiet=quiet)
@@ -151,19 +152,6 @@ def run_command(
 
 
 run_command.__doc__ = HELP
-
-
-def _need_train_extra() -> None:
-    """Fail in one line when a package of the train extra is missing.
-
-    Raises:
-        MissingExtraError: names the package and the pip line.
-    """
-    from importlib.util import find_spec
-
-    for module in ("torch", "tensordict", "transformers", "hydra", "torchdata"):
-        if find_spec(module) is None:
-            raise MissingExtraError("lineage run", "train", module)
 
 
 def _configuration(overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:

@@ -216,8 +216,26 @@ class Stage(StageRows):
         self.event("optim_step", "grad_norm", optim=optim, weights=weights, **context)
 
     @guarded
-    def params(self, op: str, named_tensors: Mapping[str, Any], *, field: str = "parameters", **context: Any) -> None:
-        """Record named tensors, one element a tensor: a side of a weight sync, or the weights at the start."""
+    def params(
+        self,
+        op: str,
+        named_tensors: Mapping[str, Any],
+        *,
+        field: str = "parameters",
+        columns: Columns | None = None,
+        **context: Any,
+    ) -> None:
+        """Record named tensors, one element a tensor: a side of a weight sync, or the weights at the start.
+
+        Of a sync the sender's row holds what went over the wire, as cast; the receiver's what it then serves with, by
+        its own names. Where it keeps several as one (``qkv_proj``), ``attrs`` maps that name to the names it is made
+        of, in their order along the first axis, with commas between.
+
+        Args:
+            op: ``sync`` for a side of a weight sync.
+            named_tensors: by the names of the state dict, tied tensors and buffers included.
+            columns: element columns; ``status`` says ``trainable`` or ``frozen`` of each parameter, null of a buffer.
+        """
         frozen = {name: freeze(tensor, copy=False) for name, tensor in named_tensors.items()}
         tensors = [item for item in frozen.values() if isinstance(item, FrozenTensor)]
         names, n = tuple(frozen), len(tensors)
@@ -230,7 +248,7 @@ class Stage(StageRows):
             nbytes=sum(tensor.array.nbytes for tensor in tensors),
         )
         row.content = self.recorder.fingerprint_weights([tensor.array.reshape(-1) for tensor in tensors])
-        row.pieces.append(Piece(names, n, None, None, None, None))
+        row.pieces.append(Piece(names, n, None, None, None, columns))
 
     @guarded
     def metrics(self, values: Mapping[str, float], **context: Any) -> None:

@@ -119,6 +119,7 @@ _FIELDS: tuple[Field, ...] = (
     Field("prompt_len", "scalar", "rollout", (), "tag: prompt tokens"),
     Field("response_len", "scalar", "rollout", (), "tag: response container length"),
     Field("seq_len", "scalar", "rollout", ("balance",), "tag: prompt_len + response_len"),
+    Field("dump", "scalar", "dump", (), "score of a dumped line, under the key it was written with"),
 )
 
 FIELDS: dict[str, Field] = {field.name: field for field in _FIELDS}

@@ -1,6 +1,9 @@
-"""Functions the SQL over a trace may call: fingerprints of text, and the composition law."""
+"""Functions the SQL over a trace may call: fingerprints of text, of repeated and of counting
+numbers, and the composition law."""
 
 from __future__ import annotations
+
+from functools import cache
 
 import duckdb
 import numpy as np
@@ -8,10 +11,12 @@ import pyarrow as pa
 from duckdb import DuckDBPyConnection
 
 from lineage.fingerprint import compose as compose_one
-from lineage.fingerprint import fingerprint_strings, powers
+from lineage.fingerprint import fingerprint_strings, image, mix_in_place, powers
 
 # Beyond this many elements a table of powers costs more than raising R to the length one by one.
 _TABLE = 1 << 20
+# A count beyond it is no count of tokens.
+_LONGEST = 1 << 26
 
 
 def compose(head: pa.Array, head_length: pa.Array, tail: pa.Array) -> pa.Array:
@@ -28,6 +33,35 @@ def compose(head: pa.Array, head_length: pa.Array, tail: pa.Array) -> pa.Array:
     return pa.array(result, mask=~known)
 
 
+def repeated(value: pa.Array, count: pa.Array) -> pa.Array:
+    """Fingerprint of a whole number said ``count`` times, element by element: that of a mask of one author."""
+    counts = np.asarray(pa.compute.fill_null(_whole(count), -1).to_numpy(zero_copy_only=False))
+    known = (counts >= 0) & _valid(value)
+    terms = mix_in_place(image(np.asarray(pa.compute.fill_null(_whole(value), 0).to_numpy(zero_copy_only=False))))
+    sums = np.cumsum(powers(int(counts.max(initial=0)) + 1))
+    terms *= np.where(counts > 0, sums[np.maximum(counts, 1) - 1], np.uint64(0))
+    return pa.array(terms, mask=~known)
+
+
+def counting(count: pa.Array) -> pa.Array:
+    """Fingerprint of 0, 1, ..., ``count - 1``, element by element: that of the positions of a sequence.
+
+    Null for no count, and for one that no sequence can have.
+    """
+    counts = np.asarray(pa.compute.fill_null(_whole(count), -1).to_numpy(zero_copy_only=False))
+    known = (counts >= 0) & (counts < _LONGEST)
+    wanted = np.where(known, counts, 0)
+    # a power of two beyond the longest: few tables serve all calls
+    return pa.array(_counted(1 << max(10, int(wanted.max(initial=0)).bit_length()))[wanted], mask=~known)
+
+
+@cache
+def _counted(size: int) -> np.ndarray:
+    """Fingerprints of the first 0, 1, ..., ``size`` counting numbers."""
+    terms = mix_in_place(image(np.arange(size))) * powers(size)
+    return np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(terms, dtype=np.uint64)])
+
+
 def text_fingerprint(text: pa.Array) -> pa.Array:
     """Fingerprint of each string over its UTF-8 bytes; null stays null."""
     whole = _whole(text)
@@ -37,9 +71,11 @@ def text_fingerprint(text: pa.Array) -> pa.Array:
 
 
 def register(con: DuckDBPyConnection) -> None:
-    """Make ``compose(head, length, tail)`` and ``text_fingerprint(text)`` callable in this connection's SQL."""
+    """Make the functions of this module callable in this connection's SQL."""
     number, whole, text = duckdb.type("UBIGINT"), duckdb.type("BIGINT"), duckdb.type("VARCHAR")
     con.create_function("compose", compose, [number, whole, number], number, type="arrow")
+    con.create_function("repeated", repeated, [whole, whole], number, type="arrow")
+    con.create_function("counting", counting, [whole], number, type="arrow")
     con.create_function("text_fingerprint", text_fingerprint, [text], number, type="arrow")
 
 

@@ -7,15 +7,19 @@ itself, so the driver never carries tensors to it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lineage import hooks
-from lineage.hooks import LineageError, Topology, Weights, traced
+from lineage.hooks import LineageError, Sampling, Topology, Weights, traced
+from lineage.trainer.batching.balance import deal
 from lineage.trainer.batching.micro_batches import MicroBatchLimit
+from lineage.trainer.log_prob import RowScores
 from lineage.trainer.policy import make_policy
+from lineage.trainer.probe import probe, record_sample, to_probe
 from lineage.trainer.protocol import KVBatchMeta, nested_from_list
 from lineage.trainer.reward.loop_manager import EXTRA_KEYS
 from lineage.trainer.training import SequenceRows, TrainingWorker, UpdatePlan, infer_rows
@@ -69,6 +73,8 @@ class ActorRolloutRefWorker:
         pad_token_id: fills sequences on the right.
         with_reference: keep a reference policy: the actor without its adapter, or a frozen copy of the first weights.
         batches_per_step: updates of a training step.
+        record_weights: record a sample of the reference's weights whenever it scores (``trace.weights``).
+        probe: rows scored once more, each alone (``trace.probe``).
 
     Attributes:
         policy: the actor as the rollout and the reference see it.
@@ -88,8 +94,12 @@ class ActorRolloutRefWorker:
         pad_token_id: int,
         with_reference: bool,
         batches_per_step: int = 1,
+        record_weights: bool = True,
+        probe: int = 0,
     ) -> None:
         self.queue = queue
+        self.record_weights = record_weights
+        self.probe = probe
         self.config = config
         self.correction = correction
         self.topology = topology
@@ -123,17 +133,27 @@ class ActorRolloutRefWorker:
         """The tensors the actor computes with, by the names the rollout knows: an adapter is merged into them."""
         yield from self.policy.tensors()
 
+    def status(self) -> list[str | None]:
+        """Of each of :meth:`state_dict`, whether it is ``trainable`` or ``frozen``; None of a buffer."""
+        trains = self.policy.parameters()
+        return [
+            None if name not in trains else "trainable" if trains[name] else "frozen" for name, _ in self.state_dict()
+        ]
+
     @traced("old_log_prob", component="ActorRolloutRefWorker.compute_log_prob", consumer="PPOTrainer")
     def compute_log_prob(self, batch: KVBatchMeta) -> None:
         """Write ``log_probs`` and ``entropy`` of the actor, at full sequence length."""
         rows = self._rows(batch, FORWARD_FIELDS)
-        log_probs, entropy = self.actor.infer_batch(
+        scores = self.actor.infer_batch(
             rows,
             micro_batches=MicroBatchLimit.of_log_prob(self.config.rollout, self.config.actor),
             temperature=self.config.rollout.temperature,
             with_entropy=True,
         )
-        self._put(batch, {"log_probs": log_probs, "entropy": entropy}, self.weights)
+        self._put(batch, {"log_probs": scores.log_probs, "entropy": scores.entropy}, scores, self.weights)
+        if self.probe:
+            chosen = to_probe(rows.lengths("input_ids"), [tag["is_padding"] for tag in batch.tags], self.probe)
+            probe(self.actor.module, rows, scores, self.config.rollout.temperature, chosen)
 
     @traced("ref_log_prob", component="ActorRolloutRefWorker.compute_ref_log_prob", consumer="PPOTrainer")
     def compute_ref_log_prob(self, batch: KVBatchMeta) -> None:
@@ -141,7 +161,7 @@ class ActorRolloutRefWorker:
         if self.reference is None:
             raise LineageError("compute_ref_log_prob: this worker was built without a reference policy")
         with self.reference.scoring() as module:
-            log_probs, _ = infer_rows(
+            scores = infer_rows(
                 module,
                 self._rows(batch, FORWARD_FIELDS),
                 micro_batches=MicroBatchLimit.of_log_prob(self.config.ref, self.config.actor),
@@ -150,7 +170,10 @@ class ActorRolloutRefWorker:
                 with_entropy=False,
                 pad_token_id=self.pad_token_id,
             )
-        self._put(batch, {"log_probs": log_probs}, Weights(0, "ref", training=self.reference.training))
+        weights = Weights(0, "ref")
+        self._put(batch, {"log_probs": scores.log_probs}, scores, weights)
+        if self.record_weights and hooks.recorder().enabled:
+            record_sample(self.reference.state_dict(), weights)
 
     @traced("update_actor", component="ActorRolloutRefWorker.update_actor", consumer="PPOTrainer._compute_metrics")
     def update_actor(self, batch: KVBatchMeta) -> dict[str, float]:
@@ -171,20 +194,24 @@ class ActorRolloutRefWorker:
             attrs={name: str(value) for name, value in info.items() if value is not None and name != EXTRA_KEYS},
         )
         rows = self._rows(batch, update_fields(self.config.actor, self.correction))
-        share = len(batch) // self.topology.reported_dp
-        for rank in range(self.topology.reported_dp):
-            keys = batch.keys[rank * share : (rank + 1) * share]
+        dealt = deal(len(batch), self.topology.reported_dp)
+        for rank, places in enumerate(dealt):
+            keys = [batch.keys[place] for place in places]
             hooks.current().dispatch(keys, coord={"dp": rank}, attrs=plan.attrs)
-        metrics = self.actor.train_mini_batch(rows, plan)
+        metrics = self.actor.train_mini_batch(rows.select([place for places in dealt for place in places]), plan)
         self.version = info["global_steps"]
         return metrics
 
     def _rows(self, batch: KVBatchMeta, fields: Sequence[str]) -> SequenceRows:
         return SequenceRows.from_tensordict(batch.keys, fetch(self.queue, batch, fields), self.actor.device)
 
-    def _put(self, batch: KVBatchMeta, columns: dict[str, list[Tensor]], weights: Weights) -> None:
+    def _put(
+        self, batch: KVBatchMeta, columns: dict[str, list[Tensor]], scores: RowScores, weights: Weights
+    ) -> None:
         values = {name: nested_from_list(rows).cpu() for name, rows in columns.items()}
-        hooks.current().forward(values, keys=batch.keys, span="sequence", weights=weights)
+        sampling = None if scores.temperature is None else Sampling(temperature=scores.temperature)
+        weights = replace(weights, training=scores.training)
+        hooks.current().forward(values, keys=batch.keys, span="sequence", weights=weights, sampling=sampling)
         self.queue.kv_batch_put(
             keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(values, batch_size=[len(batch)])
         )

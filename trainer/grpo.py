@@ -239,9 +239,6 @@ class PPOTrainerSync:
     def _log_rollout_data(self, batch: KVBatchMeta) -> None:
         folder = Path(self.config.trainer.rollout_data_dir).expanduser()
         dump_rollouts(folder, self.global_steps, self.parts.queue, batch, self.parts.tokenizer)
-        left_out = len(batch) - batch.real
-        attrs = {"lines": str(batch.real), "padding_left_out": str(left_out)}
-        hooks.current().event("produce", "jsonl", attrs=attrs)
 
     @traced("clear", component="PPOTrainer.fit")
     def _clear(self, batch: KVBatchMeta) -> None:

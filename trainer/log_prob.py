@@ -29,10 +29,29 @@ class TokenScores:
     Attributes:
         log_probs: position ``i``: log-probability of token ``i+1``; 0 at the last position.
         entropy: position ``i``: entropy of the distribution of token ``i+1``, nats; None when not asked for.
+        temperature: what the logits were divided by.
     """
 
     log_probs: Tensor
     entropy: Tensor | None
+    temperature: float
+
+
+@dataclass(frozen=True)
+class RowScores:
+    """Scores of a batch row by row, in the order of its rows, and how they were made.
+
+    Attributes:
+        log_probs: ``(seq_len,)`` a row; its last position, which predicts nothing, holds 0.
+        entropy: the same of the entropy, nats; empty when not asked for.
+        temperature: what the logits were divided by; None where no row was scored.
+        training: the module was in training mode.
+    """
+
+    log_probs: list[Tensor]
+    entropy: list[Tensor]
+    temperature: float | None
+    training: bool
 
 
 def pad_rows(rows: list[Tensor], value: float = 0) -> Tensor:
@@ -81,7 +100,8 @@ def score_tokens(
         log_probs = torch.stack([piece for piece, _ in pieces])
         entropy = torch.stack([piece for _, piece in pieces if piece is not None]) if with_entropy else None
     pad_last = nn.functional.pad
-    return TokenScores(pad_last(log_probs, (0, 1)), None if entropy is None else pad_last(entropy, (0, 1)))
+    padded = None if entropy is None else pad_last(entropy, (0, 1))
+    return TokenScores(pad_last(log_probs, (0, 1)), padded, temperature)
 
 
 def _takes_axes(module: nn.Module) -> bool:

@@ -52,6 +52,13 @@ class LoraPolicy(Policy):
         for name, tensor in _base_tensors(self.model):
             yield name, _merged(adapted[name]) if name in adapted else tensor
 
+    def parameters(self) -> dict[str, bool]:
+        """The base model's parameters: those with an adapter train, by it."""
+        adapted = {f"{name}.weight" for name, _ in _adapted(self.model)}
+        base = self.model.get_base_model().state_dict(keep_vars=True).items()
+        named = [_base_name(name) for name, tensor in base if isinstance(tensor, nn.Parameter) and _is_base(name)]
+        return {name: name in adapted for name in named}
+
     def resident_copy(self) -> nn.Module:
         """The base model without a trace of the adapter."""
         copied: nn.Module = copy.deepcopy(self.model).unload()
@@ -135,8 +142,16 @@ def _merged(layer: LoraLayer) -> Tensor:
 def _base_tensors(model: PeftModel) -> Iterator[tuple[str, Tensor]]:
     """The tensors of the model without its adapter, by its own names, detached."""
     for name, tensor in model.get_base_model().state_dict().items():
-        if ".lora_" not in name:
-            yield name.replace(".base_layer.", "."), tensor.detach()
+        if _is_base(name):
+            yield _base_name(name), tensor.detach()
+
+
+def _is_base(name: str) -> bool:
+    return ".lora_" not in name
+
+
+def _base_name(name: str) -> str:
+    return name.replace(".base_layer.", ".")
 
 
 def _adapted(model: PeftModel) -> Iterator[tuple[str, LoraLayer]]:

@@ -65,6 +65,11 @@ class Policy:
         for name, tensor in self.module.state_dict().items():
             yield name, tensor.detach()
 
+    def parameters(self) -> dict[str, bool]:
+        """Which of :meth:`tensors` are parameters, and whether each trains; buffers are left out."""
+        named = self.module.state_dict(keep_vars=True).items()
+        return {name: tensor.requires_grad for name, tensor in named if isinstance(tensor, nn.Parameter)}
+
     def resident_copy(self) -> nn.Module:
         """A separate model that takes :meth:`tensors` by name, for the rollout: no storage is shared."""
         return copy.deepcopy(self.module)

@@ -8,7 +8,7 @@ rewritten: the rejection is made here, from the policy as it is now, and is for 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,6 +57,10 @@ class Term:
     tokens: Tensor
 
 
+# terms and watched sums of a micro-batch on the host
+MicroRead = tuple[list[LossTerm], dict[str, float]]
+
+
 @dataclass(frozen=True)
 class MicroLoss:
     """The loss of a micro-batch.
@@ -67,6 +71,8 @@ class MicroLoss:
         mode: ``actor.loss_agg_mode``.
         rows: rows of the micro-batch.
         policy_mask: ``(rows, response_len)``, 1 on the tokens of ``pg_loss``.
+        per_token: of each term ``(rows, response_len)``, before its mask and its scale; without the graph, but it says
+            whether it had one.
     """
 
     terms: dict[str, Term]
@@ -74,6 +80,7 @@ class MicroLoss:
     mode: str
     rows: int
     policy_mask: Tensor
+    per_token: dict[str, Tensor]
 
     @property
     def value(self) -> Tensor:
@@ -86,7 +93,7 @@ class MicroLoss:
         numerators = [term.share.numerator.detach() for term in terms]
         return [*numerators, *(term.tokens for term in terms), *self.watched.values()]
 
-    def read(self, values: Iterator[float]) -> tuple[list[LossTerm], dict[str, float]]:
+    def read(self, values: Iterator[float]) -> MicroRead:
         """Terms and watched sums, from the values of :meth:`scalars` on the host."""
         numerators, tokens = ([next(values) for _ in self.terms] for _ in range(2))
         read = [
@@ -118,12 +125,14 @@ def ppo_loss(config: Any, rows: PolicyRows, mini: MiniBatch, correction: Any = N
     def term(scale: float, matrix: Tensor, mask: Tensor) -> Term:
         return Term(scale, aggregate(matrix, mask, config.loss_agg_mode, mini), mask.sum().to(matrix.dtype))
 
-    terms = {"pg_loss": term(1.0, policy.loss, policy_mask)}
+    terms, matrices = {"pg_loss": term(1.0, policy.loss, policy_mask)}, {"pg_loss": policy.loss}
     if rows.entropy is not None:
         terms["entropy_loss"] = term(-config.entropy_coeff, rows.entropy, rows.mask)
+        matrices["entropy_loss"] = rows.entropy
     if rows.ref_log_prob is not None:
         kl = kl_penalty(rows.log_prob, rows.ref_log_prob, config.kl_loss_type)
         terms["kl_loss"] = term(config.kl_loss_coef, kl, rows.mask)
+        matrices["kl_loss"] = kl
     watched = {
         "pg_clipfrac": policy.clipped,
         "pg_clipfrac_lower": policy.clipped_lower,
@@ -131,7 +140,8 @@ def ppo_loss(config: Any, rows: PolicyRows, mini: MiniBatch, correction: Any = N
     }
     keep = policy_mask.bool()
     sums = {name: torch.where(keep, matrix, torch.zeros_like(matrix)).sum() for name, matrix in watched.items()}
-    return MicroLoss(terms, sums, config.loss_agg_mode, len(rows.mask), policy_mask)
+    per_token = {name: matrix.detach().requires_grad_(matrix.requires_grad) for name, matrix in matrices.items()}
+    return MicroLoss(terms, sums, config.loss_agg_mode, len(rows.mask), policy_mask, per_token)
 
 
 def _kept(rows: PolicyRows, correction: Any) -> Tensor:
@@ -144,7 +154,7 @@ def _kept(rows: PolicyRows, correction: Any) -> Tensor:
         return reject(ratio, rows.mask, rules)[0]
 
 
-def loss_metrics(read: Sequence[tuple[list[LossTerm], Mapping[str, float]]]) -> dict[str, float]:
+def loss_metrics(read: Sequence[MicroRead]) -> dict[str, float]:
     """``actor/*`` of one mini-batch from what its micro-batches :meth:`MicroLoss.read`."""
     totals: dict[str, float] = {}
     watched: dict[str, float] = {}

@@ -6,6 +6,7 @@ import hashlib
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,28 @@ def validation_uid(seed: int, global_steps: int, index: int) -> str:
     return _uuid(f"{seed}/val/{global_steps}/{index}")
 
 
+@dataclass
+class Draw:
+    """Prompts drawn one after the other from one pass over the dataset.
+
+    Attributes:
+        epoch: the pass, from 0.
+        drawn: rows of it that were drawn before these.
+        rows: how many they are.
+        again: dataset rows among them that the pass had drawn before.
+    """
+
+    epoch: int
+    drawn: int
+    rows: int = 0
+    again: list[int] = field(default_factory=list)
+
+    def attrs(self) -> dict[str, str]:
+        """As a trace row says it."""
+        said = {"epoch": str(self.epoch), "drawn": str(self.drawn)}
+        return {**said, "again": ",".join(map(str, self.again))} if self.again else said
+
+
 class PromptStream:
     """Endless batches of prompts (verl ``_next_train_batch``).
 
@@ -52,18 +75,29 @@ class PromptStream:
         self._drawn: Counter[int] = Counter()
         self._batches: Iterator[Columns] | None = None
 
+    @property
+    def drawn(self) -> int:
+        """Rows drawn from the present pass over the dataset."""
+        return self._drawn.total()
+
     def next_batch(self, num_prompts: int | None = None) -> DataProto:
         """The next prompts with a ``uid`` a row; a new epoch begins when the dataset is used up.
 
         Args:
             num_prompts: a multiple of what the dataloader fetches at a time; None takes one fetch.
+
+        Returns:
+            The prompts; ``meta_info["draws"]`` says from which epochs they are (:class:`Draw`, in order).
         """
-        chunks = [self._fetch_one_gen_batch()]
+        draws: list[Draw] = []
+        chunks = [self._fetch_one_gen_batch(draws)]
         while num_prompts is not None and sum(map(_rows, chunks)) < num_prompts:
-            chunks.append(self._fetch_one_gen_batch())
+            chunks.append(self._fetch_one_gen_batch(draws))
         if num_prompts is not None and sum(map(_rows, chunks)) > num_prompts:
             raise ValueError(f"{num_prompts} prompts are no multiple of the {_rows(chunks[0])} of one fetch")
-        return DataProto.from_dict(dict(_joined(chunks)))
+        batch = DataProto.from_dict(dict(_joined(chunks)))
+        batch.meta_info = {"draws": draws}
+        return batch
 
     def state_dict(self) -> dict[str, Any]:
         """The place in the stream: dataloader, epoch, and what was drawn in it."""
@@ -76,12 +110,16 @@ class PromptStream:
         self._drawn = Counter(state["drawn"])
         self._batches = None
 
-    def _fetch_one_gen_batch(self) -> Columns:
+    def _fetch_one_gen_batch(self, draws: list[Draw]) -> Columns:
         columns = self._next_columns()
-        uids = []
-        for index in columns["index"]:
-            uids.append(prompt_uid(self.seed, self.epoch, int(index), self._drawn[int(index)]))
-            self._drawn[int(index)] += 1
+        if not draws or draws[-1].epoch != self.epoch:
+            draws.append(Draw(self.epoch, self.drawn))
+        uids, draw = [], draws[-1]
+        for index in map(int, columns["index"]):
+            uids.append(prompt_uid(self.seed, self.epoch, index, self._drawn[index]))
+            draw.rows += 1
+            draw.again += [index] if self._drawn[index] else []
+            self._drawn[index] += 1
         return {**columns, "uid": object_array(uids)}
 
     def _next_columns(self) -> Columns:

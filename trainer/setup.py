@@ -231,6 +231,8 @@ def init_model(
         pad_token_id=tokenizer.pad_token_id,
         with_reference=with_reference,
         batches_per_step=config.trainer.v1.sync.parameter_sync_step,
+        record_weights=config.trace.weights,
+        probe=config.trace.probe,
     )
     parameters = sum(parameter.numel() for parameter in module.parameters())
     _made("init_model", parameters=parameters, with_reference=with_reference)
@@ -281,7 +283,9 @@ def record_init(worker: ActorRolloutRefWorker) -> None:
     stage = hooks.current()
     if not hooks.recorder().enabled:
         return
-    stage.params("produce", dict(worker.state_dict()), weights=worker.weights)
+    stage.params(
+        "produce", dict(worker.state_dict()), weights=worker.weights, columns={"status": worker.status()}
+    )
     if worker.reference is not None:
         weights = Weights(0, "ref", training=worker.reference.training)
         stage.params("produce", dict(worker.reference.state_dict()), weights=weights)

@@ -19,16 +19,16 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lineage import hooks
-from lineage.hooks import Optim, Topology, Weights
+from lineage.hooks import Optim, Sampling, Topology, Weights
 from lineage.trainer.batching.micro_batches import MicroBatchLimit
-from lineage.trainer.correction.rollout_correction import rejected_rows
-from lineage.trainer.log_prob import TokenScores, pad_rows, response_windows, score_tokens
+from lineage.trainer.log_prob import RowScores, TokenScores, pad_rows, response_windows, score_tokens
 from lineage.trainer.loss import MiniBatch
 from lineage.trainer.metrics import mean_metrics
 from lineage.trainer.optim import build_optimizer, build_schedule
-from lineage.trainer.ppo_loss import MicroLoss, PolicyRows, bypass_metrics, loss_metrics, ppo_loss
-from lineage.trainer.protocol import lengths_of, padded_to_nested, tokens_last
+from lineage.trainer.ppo_loss import MicroLoss, MicroRead, PolicyRows, bypass_metrics, loss_metrics, ppo_loss
+from lineage.trainer.protocol import lengths_of, tokens_last
 from lineage.trainer.rng import derived_seed
+from lineage.trainer.update_rows import BACKWARD, record_micro_batch
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ class TrainingWorker:
 
     def infer_batch(
         self, rows: SequenceRows, *, micro_batches: MicroBatchLimit, temperature: float, with_entropy: bool
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    ) -> RowScores:
         """Full-sequence log-probs and entropy of each row, no gradient (see ``log_prob``)."""
         return infer_rows(
             self.module,
@@ -243,7 +243,10 @@ class TrainingWorker:
         """Forward and backward of one micro-batch."""
         response_lens = rows.lengths("loss_mask")
         prompt_lens = [all_ - own for all_, own in zip(rows.lengths("input_ids"), response_lens, strict=True)]
-        scores = _forward(self.module, rows, plan.temperature, bool(self.config.entropy_coeff), self.pad_token_id)
+        with_entropy = bool(self.config.entropy_coeff)
+        # of a mini-batch, not of each micro-batch: a row less for each of them
+        place = {name: value for name, value in context.items() if name not in ("micro_batch", "coord")}
+        scores = _forward(self.module, rows, plan.temperature, with_entropy, self.pad_token_id, place)
         entropy = scores.entropy
         inputs = PolicyRows(
             log_prob=response_windows(scores.log_probs, prompt_lens, response_lens),
@@ -255,9 +258,14 @@ class TrainingWorker:
             rollout_is_weights=rows.padded("rollout_is_weights") if "rollout_is_weights" in rows.columns else None,
         )
         loss = ppo_loss(self.config, inputs, mini, self.bypass)
-        _record_forward(rows, inputs, loss.policy_mask, context, plan, self.adapter)
-        loss.value.backward()
-        return _Done(context, loss, None if self.bypass is None else inputs.detached())
+        weights = Weights(
+            plan.version + (context["update_index"] > 0), "actor", adapter=self.adapter, training=self.module.training
+        )
+        sampling = Sampling(temperature=scores.temperature)
+        record_micro_batch(rows, inputs, loss, context | {"weights": weights, "sampling": sampling})
+        value = loss.value
+        value.backward()
+        return _Done(context, loss, value.detach(), None if self.bypass is None else inputs.detached())
 
     def _optimizer_step(
         self, done: Sequence[_Done], plan: UpdatePlan, mini: MiniBatch, place: Place
@@ -266,7 +274,7 @@ class TrainingWorker:
         clip = self.config.grad_clip
         norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), clip)
         # one copy to the host for the norm and every term of every micro-batch
-        flat = [scalar for micro in done for scalar in micro.loss.scalars()]
+        flat = [scalar for micro in done for scalar in (micro.value, *micro.loss.scalars())]
         grad_norm, *values = torch.stack([norm.detach(), *flat]).double().tolist()
         skipped = not math.isfinite(grad_norm) or mini.tokens == 0
         if skipped:
@@ -277,10 +285,13 @@ class TrainingWorker:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         stage, host = hooks.current(), iter(values)
-        read = [micro.loss.read(host) for micro in done]
-        for micro, (terms, _) in zip(done, read, strict=True):
+        read, passed = list[MicroRead](), list[float]()
+        for micro in done:
+            passed.append(next(host))
+            read.append(micro.loss.read(host))
+        for micro, value, (terms, _) in zip(done, passed, read, strict=True):
             for term in terms:
-                stage.loss(term, **micro.context)
+                stage.loss(term, attrs={BACKWARD: repr(value)}, **micro.context)
         lr = float(self.optimizer.param_groups[0]["lr"])
         stage.optim_step(
             Optim(lr=lr, grad_norm=grad_norm, clip=clip, skipped=skipped),
@@ -297,10 +308,16 @@ class TrainingWorker:
 
 @dataclass(frozen=True)
 class _Done:
-    """A micro-batch after its backward pass; ``inputs`` is kept where metrics are made of it."""
+    """A micro-batch after its backward pass.
+
+    Attributes:
+        value: what the backward pass began with.
+        inputs: kept where metrics are made of it.
+    """
 
     context: dict[str, Any]
     loss: MicroLoss
+    value: Tensor
     inputs: PolicyRows | None
 
 
@@ -314,14 +331,11 @@ def infer_rows(
     temperature: float,
     with_entropy: bool,
     pad_token_id: int,
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Score every row by the micro-batches of each rank; the values come back in the order of the rows.
-
-    Returns:
-        Log-probs and entropy, a tensor a row; entropy is an empty list when it was not asked for.
-    """
+) -> RowScores:
+    """Score every row by the micro-batches of each rank; the values come back in the order of the rows."""
     log_probs: dict[int, Tensor] = {}
     entropy: dict[int, Tensor] = {}
+    divided_by, training = None, module.training
     for rank, number, places in _inference_batches(rows.lengths("input_ids"), micro_batches, ranks):
         part = rows.select(places)
         lengths = part.lengths("input_ids")
@@ -329,10 +343,12 @@ def infer_rows(
         if size:
             hooks.current().split(part.keys, attrs=size, micro_batch=number, coord={"dp": rank})
         scores = _forward(module, part, temperature, with_entropy, pad_token_id)
+        divided_by, training = scores.temperature, module.training
         log_probs |= zip(places, map(_valid, scores.log_probs, lengths), strict=True)
         if scores.entropy is not None:
             entropy |= zip(places, map(_valid, scores.entropy, lengths), strict=True)
-    return [log_probs[row] for row in sorted(log_probs)], [entropy[row] for row in sorted(entropy)]
+    ordered = ([column[row] for row in sorted(column)] for column in (log_probs, entropy))
+    return RowScores(*ordered, divided_by, training)
 
 
 def _inference_batches(
@@ -356,40 +372,21 @@ def _valid(row: Tensor, length: int) -> Tensor:
 
 
 def _forward(
-    module: nn.Module, rows: SequenceRows, temperature: float, with_entropy: bool, pad_token_id: int
-) -> TokenScores:
-    return score_tokens(
-        module,
-        rows.padded("input_ids", pad_token_id),
-        rows.padded("attention_mask"),
-        rows.padded("position_ids"),
-        temperature=temperature,
-        with_entropy=with_entropy,
-    )
-
-
-def _record_forward(
+    module: nn.Module,
     rows: SequenceRows,
-    inputs: PolicyRows,
-    policy_mask: Tensor,
-    context: dict[str, Any],
-    plan: UpdatePlan,
-    adapter: str | None,
-) -> None:
-    """Trace the policy's log-probs; before the batch's first optimiser step they are the old ones computed again."""
-    if not hooks.recorder().enabled:
-        return
-    stage, lengths = hooks.current(), torch.tensor(rows.lengths("loss_mask"), device=policy_mask.device)
-    seen = padded_to_nested(inputs.log_prob.detach(), lengths)
-    mask = padded_to_nested(inputs.mask, lengths)
-    version = plan.version + (context["update_index"] > 0)
-    at = Weights(version, "actor", adapter=adapter, training=True)
-    context = {**context, "weights": at, "span": "response"}
-    stage.forward({"log_probs": seen}, keys=rows.keys, mask=mask, **context)
-    if context["update_index"] == plan.first_update:
-        old = padded_to_nested(inputs.old_log_prob, lengths)
-        stage.compare("log_probs", seen, "old_log_probs", old, mask=mask, keys=rows.keys, **context)
-    if policy_mask is not inputs.mask:
-        kept = padded_to_nested(policy_mask, lengths)
-        reasons = rejected_rows(inputs.mask, policy_mask)
-        stage.forward({"response_mask": kept}, keys=rows.keys, columns={"reason": reasons}, **context)
+    temperature: float,
+    with_entropy: bool,
+    pad_token_id: int,
+    place: Mapping[str, Any] | None = None,
+) -> TokenScores:
+    """Score rows padded to one width, and trace what the model is given; ``place`` is that of its mini-batch."""
+    ids, attention = rows.padded("input_ids", pad_token_id), rows.padded("attention_mask")
+    positions = rows.padded("position_ids")
+    by_row = positions.transpose(0, 1) if positions.dim() == 3 else positions
+    hooks.current().pad(
+        {"input_ids": ids, "attention_mask": attention, "position_ids": by_row},
+        keys=rows.keys,
+        lengths={"sequence": rows.lengths("input_ids")},
+        **(place or {}),
+    )
+    return score_tokens(module, ids, attention, positions, temperature=temperature, with_entropy=with_entropy)

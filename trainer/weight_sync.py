@@ -50,13 +50,15 @@ class CheckpointEngineManager:
             stage.event("sync", "parameters", entity="param", weights=at)
         for replica in self.replicas:
             replica.update_weights(sent.items(), global_steps)
-            if recording:
-                stage.params("sync", replica.resident(), weights=_engine(replica))
-            else:
-                stage.event("sync", "parameters", entity="param", weights=_engine(replica))
+            loaded = _engine(replica)
+            if not recording:
+                stage.event("sync", "parameters", entity="param", weights=loaded)
             replica.reset_cache()
-            stage.event("cache_reset", "rollout", weights=_engine(replica))
+            fresh = _engine(replica)
             replica.wake_up()
+            if recording:  # once awake: what it serves with is what counts, and waking may load weights too
+                stage.params("sync", replica.resident(), weights=loaded)
+            stage.event("cache_reset", "rollout", weights=fresh)
             stage.event("wake", "rollout", weights=_engine(replica))
 
 

@@ -45,14 +45,19 @@ def balance_rows(seq_lens: Sequence[int], dp_size: int) -> Balance:
     if rows % dp_size:
         raise ValueError(f"{rows} rows do not deal equally to {dp_size} ranks")
     costs = [workload(length) for length in seq_lens]
-    share = rows // dp_size
-    old = [list(range(rank * share, (rank + 1) * share)) for rank in range(dp_size)]
+    old = deal(rows, dp_size)
     before = _loads(old, costs)
     new = karmarkar_karp(costs, dp_size) if dp_size > 1 else old
     after = _loads(new, costs)
     if _spread(after) >= _spread(before):
         new, after = old, before
     return Balance([row for part in new for row in part], before, after)
+
+
+def deal(rows: int, ranks: int) -> list[list[int]]:
+    """Positions of the rows each data-parallel rank is handed: equal parts, in order."""
+    share = rows // ranks
+    return [list(range(rank * share, (rank + 1) * share)) for rank in range(ranks)]
 
 
 def karmarkar_karp(costs: Sequence[int], parts: int, *, equal_size: bool = True) -> list[list[int]]:

@@ -290,7 +290,8 @@ class TraceConfig:
         reuse: contents of a step that are equal share their statistics.
         sidecar: record in a process of its own, so that a step pays for a snapshot only.
         capture_text: store prompts and responses in the trace; not in this version. Off: a trace never holds them.
-        weights: fingerprint every parameter at each weight sync.
+        weights: fingerprint every parameter at each weight sync, and a sample of the reference's whenever it scores.
+        probe: so many rows a step are scored once more, each alone, beside the old log-probs; 0 scores none.
     """
 
     enabled: bool = True
@@ -300,6 +301,7 @@ class TraceConfig:
     sidecar: bool = True
     capture_text: bool = False
     weights: bool = True
+    probe: int = 1
 
 
 @dataclass

@@ -87,6 +87,7 @@ NOT_NEGATIVE_OR_NULL = (
     "algorithm.kl_ctrl.kl_coef",
     "algorithm.filter_groups.max_num_gen_batches",
     "trainer.log_val_generations",
+    "trace.probe",
 )
 SEEDS = ("trainer.seed", "data.seed", "actor_rollout_ref.actor.data_loader_seed")
 FALSE_ONLY = {

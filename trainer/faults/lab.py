@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import logging
 import shutil
 import tempfile
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 from transformers.utils.logging import disable_progress_bar
@@ -37,6 +39,8 @@ OVERRIDES = (
     "trainer.device=cpu",
     "trainer.logger=[]",
 )
+#: in an override, the folder of the run, which is gone afterwards: ``trainer.rollout_data_dir={folder}/dump``
+FOLDER = "{folder}"
 EPOCH_NS, TICK_NS = 1_767_225_600_000_000_000, 1_000_000  # 2026-01-01, a millisecond
 
 
@@ -46,14 +50,50 @@ def record(target: Path, fault: Fault | None = None, overrides: Sequence[str] = 
     Args:
         target: the Parquet file to write; its stem is the run id.
         fault: what goes wrong; None records a clean run.
-        overrides: configuration beyond the lab's and the fault's.
+        overrides: configuration beyond the lab's and the fault's; :data:`FOLDER` in one is the folder of the run.
 
     Returns:
         ``target``.
+
+    Raises:
+        ConfigError: the configuration cannot run.
     """
+    with tempfile.TemporaryDirectory() as name:
+        _record(target, Path(name), fault, [*(fault.overrides if fault else ()), *overrides])
+    if fault is not None and fault.edit is not None:
+        rows = TraceRows(target)
+        fault.edit(rows)
+        rows.write(target)
+    return target
+
+
+def record_halves(first: Path, second: Path, after: int, overrides: Sequence[str] = ()) -> tuple[Path, Path]:
+    """Record a clean run that stops, and the run that goes on from its checkpoint.
+
+    Args:
+        first: the Parquet file of the run that stops.
+        second: of the one that goes on.
+        after: the step after which the first stops.
+        overrides: as in :func:`record`.
+
+    Returns:
+        ``first, second``.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (before := folder / "before").mkdir()
+        (then := folder / "then").mkdir()
+        saving = [f"trainer.default_local_dir={folder}/checkpoints", f"trainer.save_freq={after}"]
+        _record(first, before, None, [*overrides, *saving, f"trainer.total_training_steps={after}"])
+        going_on = f"trainer.resume_from_path={folder}/checkpoints/global_step_{after}"
+        _record(second, then, None, [*overrides, *saving, "trainer.resume_mode=resume_path", going_on])
+    return first, second
+
+
+def _record(target: Path, folder: Path, fault: Fault | None, overrides: Sequence[str]) -> None:
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     disable_progress_bar()
-    config = compose([*OVERRIDES, *(fault.overrides if fault else ()), *overrides])
+    config = compose([line.replace(FOLDER, str(folder)) for line in (*OVERRIDES, *overrides)])
     adapt_to_embedded(config)
     validate_config(config)
     model = find_model(config.actor_rollout_ref.model.path)
@@ -66,18 +106,18 @@ def record(target: Path, fault: Fault | None = None, overrides: Sequence[str] = 
         "tokenizer_hash": model.tokenizer_hash(),
         "fault": fault and {"code": fault.code, "name": fault.name, "stage": fault.stage, "says": fault.says},
     }
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        recording = hooks.recording(folder, run_id=target.stem, config=resolved(config), run=facts)
-        with fixed_clock(), fault.inject() if fault else nullcontext(), recording:
-            asyncio.run(_train(PPOTrainerSync(config, folder=folder)))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(folder / TRACE_FILE, target)
-    if fault is not None and fault.edit is not None:
-        rows = TraceRows(target)
-        fault.edit(rows)
-        rows.write(target)
-    return target
+    said = _anywhere(resolved(config), folder)
+    recording = hooks.recording(folder, run_id=target.stem, config=said, run=facts)
+    with fixed_clock(), fault.inject() if fault else nullcontext(), recording:
+        asyncio.run(_train(PPOTrainerSync(config, folder=folder)))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(folder / TRACE_FILE, target)
+
+
+def _anywhere(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The configuration without the name of a folder that is made for one run: two runs say the same."""
+    said: dict[str, Any] = json.loads(json.dumps(config).replace(str(folder), "."))
+    return said
 
 
 async def _train(trainer: PPOTrainerSync) -> None:

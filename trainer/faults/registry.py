@@ -60,6 +60,11 @@ class Fault:
     seams: MakeSeams | None = None
     edit: EditRows | None = None
 
+    @property
+    def kind(self) -> str:
+        """``trainer`` for one that replaces functions, ``trace`` for one that edits the rows of a recorded run."""
+        return "trainer" if self.seams else "trace"
+
     @contextmanager
     def inject(self) -> Iterator[None]:
         """Replace the seams for a ``with`` block; a fault that edits rows replaces none."""
@@ -86,7 +91,7 @@ class Fault:
 
 
 _FAULTS: dict[str, Fault] = {}
-_HELPERS = frozenset({"lab", "registry", "reports", "rows", "seams"})
+_HELPERS = frozenset({"clean", "configurations", "lab", "laws", "registry", "reports", "rows", "seams"})
 
 
 def fault(

@@ -22,6 +22,9 @@ class TraceRows:
     def __init__(self, path: Path) -> None:
         table = pq.read_table(path)
         self._schema = table.schema
+        # what the run said of itself is in the file's own metadata: a schema holds a part of it
+        said = pq.read_metadata(path).metadata or {}
+        self._metadata = {name: value for name, value in said.items() if name != b"ARROW:schema"}
         self.rows: list[Row] = table.to_pylist()
 
     def where(self, **wanted: Any) -> Iterator[Row]:
@@ -42,4 +45,6 @@ class TraceRows:
 
     def write(self, path: Path) -> None:
         """Write them as a trace file with the metadata they came with."""
-        pq.write_table(pa.Table.from_pylist(self.rows, self._schema), path, compression="zstd")
+        with pq.ParquetWriter(path, self._schema, compression="zstd") as writer:
+            writer.write_table(pa.Table.from_pylist(self.rows, self._schema))
+            writer.add_key_value_metadata(self._metadata)

@@ -63,7 +63,8 @@ def load(parts: Parts, run_folder: Path) -> int:
         checkpoint = read_checkpoint(path)
         restore(checkpoint, worker.actor, parts.stream, stateful=parts.stateful, settings=_shared(parts))
         step = worker.version = checkpoint.global_steps
-    attrs = {"resume_mode": str(trainer.resume_mode), "global_steps": str(step), "epoch": str(parts.stream.epoch)}
+    attrs = {"resume_mode": str(trainer.resume_mode), "global_steps": str(step)}
+    attrs |= {"epoch": str(parts.stream.epoch), "drawn": str(parts.stream.drawn)}
     stage.event("produce", "_load_checkpoint", producer="PPOTrainer._setup", attrs=attrs)
     if path is not None:
         stage.params("consume", dict(worker.state_dict()), field="checkpoint", weights=worker.weights)

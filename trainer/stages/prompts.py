@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from lineage import hooks
 from lineage.hooks import traced
+from lineage.trainer.prompts import Draw
 from lineage.trainer.protocol import DataProto
 from lineage.trainer.replay_buffer import VALIDATION
 from lineage.trainer.rollout.base import SamplingParams
@@ -23,7 +25,7 @@ def next_train_batch(parts: Parts, global_steps: int, num_prompts: int | None = 
         num_prompts: how many; None takes ``data.train_batch_size``.
     """
     batch = parts.stream.next_batch(num_prompts or parts.config.data.train_batch_size)
-    _record(batch)
+    _record(batch, batch.meta_info["draws"])
     batch.meta_info = {
         "global_steps": global_steps,
         "partition_id": PARTITION,
@@ -91,14 +93,21 @@ def _sampling_params(config: Any, drawn: Any) -> SamplingParams:
     )
 
 
-def _record(batch: DataProto) -> None:
+def _record(batch: DataProto, draws: Sequence[Draw] = ()) -> None:
+    """Trace the rows of the dataset; those of a training by the pass over the dataset they are drawn in."""
     columns = batch.non_tensor_batch
     indexes = [int(index) for index in columns["index"]]
     rows: dict[str, Any] = {name: list(columns[name]) for name in _DATASET_FIELDS if name in columns}
     rows.update(batch.batch.items())
-    hooks.current().produce(
-        rows,
-        keys=[str(index) for index in indexes],
-        entity="dataset_row",
-        columns={"source_index": indexes, "data_source": [str(source) for source in columns["data_source"]]},
-    )
+    sources = [str(source) for source in columns["data_source"]]
+    start = 0
+    for size, attrs in [(draw.rows, draw.attrs()) for draw in draws] or [(len(indexes), None)]:
+        part = slice(start, start + size)
+        hooks.current().produce(
+            {name: values[part] for name, values in rows.items()},
+            keys=[str(index) for index in indexes[part]],
+            entity="dataset_row",
+            columns={"source_index": indexes[part], "data_source": sources[part]},
+            attrs=attrs,
+        )
+        start += size

@@ -104,4 +104,3 @@ def _clear(parts: Parts, batch: KVBatchMeta) -> None:
 def _dump(parts: Parts, samples: list[Sample], global_steps: int) -> None:
     folder = Path(parts.config.trainer.validation_data_dir).expanduser()
     write_samples(folder, global_steps, samples, "trainer.validation_data_dir")
-    hooks.current().event("produce", "jsonl", attrs={"lines": str(len(samples))})

@@ -8,11 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from lineage import hooks
 from lineage.hooks import UserError, parse_key
 from lineage.trainer.actor import fetch
 from lineage.trainer.protocol import KVBatchMeta
 from lineage.trainer.reward.loop_manager import EXTRA_KEYS
 from lineage.trainer.training import rows_of
+
+
+# what a line must say for its row of the trace
+_TRACED = ("key", "is_padding", "score")
 
 
 class DumpError(UserError):
@@ -29,6 +36,7 @@ class Sample:
         gts: ground truth of the dataset row; None where it has none.
         score: sum of ``rm_scores``.
         extra: what the scorer returned beside the score.
+        is_padding: the row was added to make the batch divide.
     """
 
     key: str
@@ -39,6 +47,7 @@ class Sample:
     prompt_len: int
     response_len: int
     extra: Mapping[str, Any] = field(default_factory=dict)
+    is_padding: bool = False
 
     def line(self, global_steps: int) -> dict[str, Any]:
         """The object of the dump, by verl's names; no key of the scorer's takes the place of another."""
@@ -52,6 +61,7 @@ class Sample:
             "step": global_steps,
             "key": self.key,
             "uid": self.key if parsed is None else parsed.uid,
+            "is_padding": self.is_padding,
             "prompt_len": self.prompt_len,
             "response_len": self.response_len,
         }
@@ -75,6 +85,7 @@ def read_samples(queue: Any, batch: KVBatchMeta, tokenizer: Any) -> list[Sample]
             prompt_len=tag["prompt_len"],
             response_len=tag["response_len"],
             extra=extra,
+            is_padding=tag["is_padding"],
         )
         for key, tag, prompt, response, scores, model, extra in zip(
             real.keys, real.tags, *columns, models, reward_extra_infos(queue, real), strict=True
@@ -84,7 +95,7 @@ def read_samples(queue: Any, batch: KVBatchMeta, tokenizer: Any) -> list[Sample]
 
 
 def write_samples(folder: Path, global_steps: int, samples: Sequence[Sample], setting: str) -> Path:
-    """Write ``<folder>/<global_steps>.jsonl``.
+    """Write ``<folder>/<global_steps>.jsonl``, and trace whose lines they are and what every line says.
 
     Args:
         setting: the configuration key that names the folder, for the error.
@@ -93,14 +104,29 @@ def write_samples(folder: Path, global_steps: int, samples: Sequence[Sample], se
         DumpError: the folder cannot be written.
     """
     path = folder / f"{global_steps}.jsonl"
+    lines = [sample.line(global_steps) for sample in samples]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with path.open("w", encoding="utf-8") as file:
-            for sample in samples:
-                file.write(json.dumps(sample.line(global_steps), ensure_ascii=False, default=_plain) + "\n")
+            for line in lines:
+                file.write(json.dumps(line, ensure_ascii=False, default=_plain) + "\n")
     except OSError as error:
         raise DumpError(f"{setting}={folder}: {error.strerror or error}") from error
+    _record(lines)
     return path
+
+
+def _record(lines: Sequence[Mapping[str, Any]]) -> None:
+    """One row: the score of each line under the key and the tag it was written with."""
+    known = set.intersection(*(set(line) for line in lines)) if lines else set()
+    attrs = {"lines": str(len(lines)), "columns": ",".join(sorted(known))}
+    if not lines or not known.issuperset(_TRACED):
+        hooks.current().event("produce", "dump", entity="trajectory", attrs=attrs)
+        return
+    columns = {"is_padding": [bool(line["is_padding"]) for line in lines]}
+    scores = np.array([line["score"] for line in lines], dtype=np.float64)
+    keys = [str(line["key"]) for line in lines]
+    hooks.current().produce({"dump": scores}, keys=keys, columns=columns, attrs=attrs)
 
 
 def dump_rollouts(folder: Path, global_steps: int, queue: Any, batch: KVBatchMeta, tokenizer: Any) -> Path:

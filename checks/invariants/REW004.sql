@@ -1,0 +1,11 @@
+-- code: REW004
+-- name: scores teach something
+-- severity: error
+-- says: What a scorer could not judge has no score; groups whose sessions all have one score stay out where algorithm.filter_groups says so by the reward, and elsewhere their share per data_source is under a limit.
+-- needs: key, sum
+-- fields: rm_scores
+-- examines: select coalesce((select count(*) from key_cells where stage = 'reward' and op = 'tag' and reason is not null), 0) + coalesce((select case when max(lower(coalesce(setting(run_id, 'algorithm.filter_groups.enable'), 'false'))) = 'true' then max(prompts) when max(prompts) >= said('reward.groups') then max(prompts) end from (select run_id, any_value(groups) as prompts from (select run_id, count(*) as groups from group_cells join events using (rid) where group_cells.stage = 'sample' and group_cells.op = 'filter' and group_cells.entity = 'prompt' group by run_id) group by run_id)), 0)
+-- subsumed_by: REW001, REW002, REW003, KEY002
+-- source: DAPO's dynamic sampling (arXiv:2503.14476), verl's filter_groups
+-- causes: A scorer's exception was swallowed and became a 0, the filter read a shaped or another batch's reward, or one data source is scored by a rule that never matches it.
+select 1

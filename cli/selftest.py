@@ -1,0 +1,145 @@
+"""``lineage selftest``: the catalogue proven on this machine: every fault caught, every clean configuration clean."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lineage.checks.verdict import ExitCode
+from lineage.cli import selftest_page, selftest_text
+from lineage.cli.completion import complete_code
+from lineage.cli.extras import need_train_extra
+from lineage.cli.json_text import print_json
+from lineage.cli.trials import Kind, Outcome, Trial, outcomes
+from lineage.errors import UserError
+
+
+def selftest_command(
+    faults: Annotated[
+        list[str] | None,
+        typer.Option("--fault", metavar="NAME", help="This fault alone; print its headline.", show_default=False),
+    ] = None,
+    codes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--code",
+            metavar="CODE",
+            help="The faults of this code alone.",
+            autocompletion=complete_code,
+            show_default=False,
+        ),
+    ] = None,
+    matrix: Annotated[bool, typer.Option("--matrix", help="Faults only; print which codes fail on which.")] = False,
+    clean_runs: Annotated[
+        int, typer.Option("--clean-runs", metavar="N", min=0, help="So many random clean configurations alone.")
+    ] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Of the random configurations.")] = 0,
+    laws: Annotated[bool, typer.Option("--laws/--no-laws", help="Try the laws that need a replay as well.")] = True,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", min=1, help="Worker processes.")] = 2,
+    keep: Annotated[Path | None, typer.Option("--keep", metavar="DIR", help="Keep the traces there.")] = None,
+    page: Annotated[
+        Path | None, typer.Option("--write", metavar="FILE", help="Write what was found to this Markdown page.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Try the catalogue on the tiny model: clean configurations, every fault, the laws that need a replay.
+
+    Each is a small run of its own, recorded and judged by every code. Exits 1 when a fault is missed or blamed on
+    another code, stage or step, when a clean configuration is not clean, or when a law is broken. --fault and --code
+    may be repeated.
+    """
+    need_train_extra("selftest")
+    if sum(map(bool, (faults or codes, matrix, clean_runs))) > 1:
+        raise UserError("of --fault or --code, --matrix and --clean-runs only one can be meant")
+    if page is not None and (faults or codes or matrix):
+        raise UserError(
+            "--write takes what a whole selftest finds, or --clean-runs: leave --fault, --code, --matrix out"
+        )
+    if keep is not None:
+        _make(keep)
+    trials = _trials(faults or (), codes or (), matrix, clean_runs, seed, laws)
+    began = time.perf_counter()
+    done = _run(trials, jobs, keep)
+    seconds = time.perf_counter() - began
+    failed = [one for one in done if not one.result.good]
+    if page is not None:
+        selftest_page.write(page, done, seconds, jobs, seed if clean_runs else None)
+    if as_json:
+        print_json({"ok": not failed, "seconds": round(seconds, 1), "jobs": jobs, "trials": done})
+    else:
+        for line in selftest_text.lines(done, seconds, jobs, each=bool(faults), matrix=matrix):
+            typer.echo(line)
+    raise typer.Exit(ExitCode.VIOLATIONS if failed else ExitCode.PASS)
+
+
+def _trials(
+    names: Sequence[str], codes: Sequence[str], matrix: bool, clean_runs: int, seed: int, laws: bool
+) -> list[Trial]:
+    """What is asked for: faults first, so that clean runs show what a fault left behind in a worker."""
+    from lineage.checks.catalogue import get
+    from lineage.trainer.faults.clean import clean_configurations
+    from lineage.trainer.faults.configurations import draw
+    from lineage.trainer.faults.laws import LAWS
+    from lineage.trainer.faults.registry import all_faults, find_fault
+
+    if clean_runs:
+        source = random.Random(seed)
+        drawn = [draw(source) for _ in range(clean_runs)]
+        return [Trial(Kind.CLEAN, f"random {i}", one.overrides, one.resume_after) for i, one in enumerate(drawn)]
+    chosen = [find_fault(name) for name in dict.fromkeys(names)]
+    wanted = {get(code).code for code in codes}
+    chosen += [one for one in all_faults().values() if one.code in wanted and one not in chosen]
+    if names or codes:
+        if not chosen:
+            raise UserError(f"no fault of {', '.join(sorted(wanted))}: lineage faults lists them")
+        return [Trial(Kind.FAULT, one.name) for one in chosen]
+    every = [Trial(Kind.FAULT, name) for name in all_faults()]
+    if not matrix:
+        every += [Trial(Kind.CLEAN, name, overrides) for name, overrides in clean_configurations().items()]
+        every += [Trial(Kind.LAW, name) for name in LAWS if laws]
+    return every
+
+
+def _run(trials: Sequence[Trial], jobs: int, keep: Path | None) -> list[Outcome]:
+    """Every outcome, in the order of the trials."""
+    with _progress(len(trials)) as say:
+        done = {}
+        for outcome in outcomes(trials, jobs, keep):
+            done[outcome.trial] = outcome
+            say(outcome)
+    return [done[trial] for trial in trials]
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Callable[[Outcome], None]]:
+    """A line that counts, on a terminal; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda outcome: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("selftest", total=total)
+
+        def say(outcome: Outcome) -> None:
+            if not outcome.result.good:
+                console.print(f"{outcome.result}: {outcome.trial.name}", markup=False, highlight=False)
+            progress.update(task, advance=1, description=outcome.trial.name[:40])
+
+        yield say
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--keep {folder}: cannot be made: {error.strerror or error}") from error

@@ -1,0 +1,239 @@
+"""One trial of ``lineage selftest``: a run is recorded, with a fault or clean, and the whole catalogue judges it.
+
+Trials run in worker processes, each of which imports the trainer once. What comes back is small: no report, no trace.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from lineage.errors import first_line
+
+if TYPE_CHECKING:
+    from lineage.checks.report import Report
+    from lineage.trainer.faults.registry import Fault
+
+
+class Kind(StrEnum):
+    """What a trial tries."""
+
+    FAULT = "fault"
+    CLEAN = "clean"
+    LAW = "law"
+
+
+class Result(StrEnum):
+    """What became of a trial; all but the first three are what ``lineage selftest`` exits with 1 for."""
+
+    CAUGHT = "caught"
+    CLEAN = "clean"
+    HOLDS = "holds"
+    MISSED = "missed"
+    WRONG_CODE = "wrong code"
+    WRONG_STAGE = "wrong stage"
+    FALSE_ALARM = "false alarm"
+    BROKEN = "broken"
+    CRASHED = "crashed"
+
+    @property
+    def good(self) -> bool:
+        """It is as it should be."""
+        return self in (Result.CAUGHT, Result.CLEAN, Result.HOLDS)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is to be tried.
+
+    Attributes:
+        kind: which of the three.
+        name: of the fault, the clean configuration or the law.
+        overrides: of a clean configuration, beyond the lab's.
+        resume_after: a clean run stops after this step and goes on as another run; 0 never.
+    """
+
+    kind: Kind
+    name: str
+    overrides: tuple[str, ...] = ()
+    resume_after: int = 0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one code said of one trace: the verdict, how many facts it examined, errors and warnings."""
+
+    verdict: str
+    examined: int
+    errors: int
+    warnings: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """The first bad event of a report."""
+
+    code: str
+    stage: str
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.code} at {self.stage}, step {self.step}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a trial left.
+
+    Attributes:
+        trial: what was tried.
+        result: what became of it.
+        wanted: what a fault must be blamed on.
+        blamed: the headline's place; None where nothing failed.
+        headline: the headline as ``lineage check`` prints it, a line each.
+        seen: what every code said; of a run in two halves, of the second.
+        error: why it crashed, or how a law is broken, in a line.
+        record_seconds, check_seconds: time it took.
+    """
+
+    trial: Trial
+    result: Result
+    wanted: Place | None = None
+    blamed: Place | None = None
+    headline: tuple[str, ...] = ()
+    seen: Mapping[str, Seen] = field(default_factory=dict)
+    error: str = ""
+    record_seconds: float = 0.0
+    check_seconds: float = 0.0
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """The codes that failed."""
+        return tuple(code for code, one in self.seen.items() if one.errors)
+
+
+def outcomes(trials: Sequence[Trial], jobs: int, keep: Path | None = None) -> Iterator[Outcome]:
+    """Run trials in worker processes, in the order they end; the workers end with the iteration.
+
+    Args:
+        trials: what to try.
+        jobs: processes.
+        keep: folder that keeps the traces; None keeps none.
+    """
+    with TemporaryDirectory() as temporary:
+        folder = keep or Path(temporary)
+        context = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(min(jobs, len(trials)) or 1, mp_context=context, initializer=_begin)
+        try:
+            for done in as_completed([pool.submit(attempt, trial, folder, keep is not None) for trial in trials]):
+                yield done.result()
+        finally:  # an interrupted selftest waits for nobody
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in multiprocessing.active_children():
+                child.terminate()
+
+
+def _begin() -> None:
+    """Of a worker: Ctrl-C is its parent's to answer, and two workers share two cores."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def attempt(trial: Trial, folder: Path, keep: bool = False) -> Outcome:
+    """Run one trial in this process; a run that raises is an outcome too."""
+    began = time.perf_counter()
+    if trial.kind is Kind.LAW:
+        from lineage.trainer.faults.laws import LAWS
+
+        try:
+            broken = LAWS[trial.name].broken()
+        except Exception as error:
+            return Outcome(trial, Result.CRASHED, error=_said(error), record_seconds=time.perf_counter() - began)
+        result = Result.BROKEN if broken else Result.HOLDS
+        return Outcome(trial, result, error=broken, record_seconds=time.perf_counter() - began)
+    fault = _fault(trial)
+    wanted = Place(fault.code, fault.stage, fault.step) if fault is not None else None
+    paths: tuple[Path, ...] = ()
+    try:
+        paths = _recorded(trial, fault, folder)
+        recorded = time.perf_counter()
+        reports = [_judged(path) for path in paths]
+    except Exception as error:
+        return Outcome(trial, Result.CRASHED, wanted, error=_said(error), record_seconds=time.perf_counter() - began)
+    finally:
+        for path in () if keep else paths:
+            path.unlink(missing_ok=True)
+    report = next((one for one in reports if one.exit_code), reports[-1])
+    blamed = _blamed(report)
+    return Outcome(
+        trial,
+        _result(wanted, blamed, clean=not report.exit_code),
+        wanted,
+        blamed,
+        _headline(report),
+        {one.code: Seen(one.kind.value, one.examined, one.errors, one.warnings) for one in report.verdicts},
+        record_seconds=recorded - began,
+        check_seconds=time.perf_counter() - recorded,
+    )
+
+
+def _fault(trial: Trial) -> Fault | None:
+    from lineage.trainer.faults.registry import find_fault
+
+    return find_fault(trial.name) if trial.kind is Kind.FAULT else None
+
+
+def _recorded(trial: Trial, fault: Fault | None, folder: Path) -> tuple[Path, ...]:
+    from lineage.trainer.faults.lab import record, record_halves
+
+    stem = f"{trial.kind}-{trial.name}".replace(" ", "-")
+    if not trial.resume_after:
+        return (record(folder / f"{stem}.parquet", fault, trial.overrides),)
+    halves = folder / f"{stem}-1.parquet", folder / f"{stem}-2.parquet"
+    return record_halves(*halves, trial.resume_after, trial.overrides)
+
+
+def _judged(path: Path) -> Report:
+    from lineage.checks.catalogue import catalogue
+    from lineage.checks.engine import judge
+    from lineage.traces import open_trace
+
+    with open_trace(path) as trace:
+        return judge(trace, catalogue(), threads=1)
+
+
+def _blamed(report: Report) -> Place | None:
+    head = report.headline
+    return head and Place(head.invariant.code, head.violation.stage, head.violation.global_steps)
+
+
+def _headline(report: Report) -> tuple[str, ...]:
+    from lineage.checks.formats.text import headline_lines
+
+    if report.headline is None:
+        return (report.state,) if report.state else ()
+    return tuple(headline_lines(report.headline, report.name))
+
+
+def _result(wanted: Place | None, blamed: Place | None, clean: bool) -> Result:
+    if wanted is None:
+        return Result.CLEAN if clean else Result.FALSE_ALARM
+    if blamed is None:
+        return Result.MISSED
+    if blamed == wanted:
+        return Result.CAUGHT
+    return Result.WRONG_STAGE if blamed.code == wanted.code else Result.WRONG_CODE
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {first_line(error)}"

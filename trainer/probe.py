@@ -1,0 +1,72 @@
+"""What only a second look shows: a row scored alone, and whether the reference still has its weights.
+
+Log-probs that are wrong in every row of a batch alike agree with each other. A row scored without its batch, by tokens
+alone, has no padding, no neighbour and no positions but its own to be wrong by. Nothing here draws a number or touches
+a gradient, so a probed run and any other end in the same weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lineage import hooks
+from lineage.hooks import Weights
+from lineage.trainer.log_prob import RowScores, score_tokens
+from lineage.trainer.protocol import nested_from_list
+from lineage.trainer.training import SequenceRows
+
+#: elements of a tensor that stand for all of them
+SAMPLE = 1024
+
+
+@torch.no_grad()
+def probe(module: nn.Module, rows: SequenceRows, scores: RowScores, temperature: float, chosen: Sequence[int]) -> None:
+    """Score some rows again, each alone, and record how far they are from what they had in the batch.
+
+    A module in training mode is left alone: to score it as it should have been scored would change what it draws later.
+
+    Args:
+        module: what scored the batch.
+        rows: the batch.
+        scores: of the batch.
+        temperature: the sampler's.
+        chosen: positions of the rows; one whose positions have several axes is left out.
+    """
+    if not hooks.recorder().enabled or module.training:
+        return
+    stage = hooks.current()
+    for row in chosen:
+        ids = rows.columns["input_ids"][row].unsqueeze(0)
+        if rows.columns["position_ids"][row].dim() > 1:
+            continue
+        alone = score_tokens(
+            module,
+            ids,
+            torch.ones_like(ids),
+            torch.arange(ids.shape[1], device=ids.device).unsqueeze(0),
+            temperature=temperature,
+            with_entropy=False,
+        )
+        keys, (batched, again) = [rows.keys[row]], (scores.log_probs[row], alone.log_probs[0])
+        stage.compare("log_probs", nested_from_list([batched]), "probe", nested_from_list([again]), keys=keys)
+
+
+def to_probe(lengths: Sequence[int], is_padding: Sequence[bool], count: int) -> list[int]:
+    """The rows to probe: the shortest real ones, which beside longer ones have the most padding to be hurt by."""
+    real = (row for row, padding in enumerate(is_padding) if not padding)
+    return sorted(real, key=lambda row: (lengths[row], -row))[:count]
+
+
+def record_sample(named_tensors: Mapping[str, Tensor], weights: Weights) -> None:
+    """Record the content of evenly spaced weights of every tensor, as one element.
+
+    An optimiser step or a sync that should not have been moves all of them; to read every weight would cost a
+    synchronisation's time each step.
+    """
+    with torch.no_grad():
+        parts = [tensor.reshape(-1)[:: -(-tensor.numel() // SAMPLE) or 1].float() for tensor in named_tensors.values()]
+        sample = torch.cat(parts)
+    hooks.current().params("consume", {"sample": sample}, field="parameters_sample", weights=weights)
