@@ -31,13 +31,21 @@ _TYPES = {column.name: column for column in COLUMNS}
 def init_rows(size: Size) -> list[Row]:
     """Rows before the first step: the topology the actor's backend reports, the weights the run starts from."""
     topology = size.topology()
-    names = np.array([f"layer.{i}" for i in range(16)], dtype=object)
-    start = {"global_steps": 0}
+    start, loaded = {"global_steps": 0}, {"version": 0, "phase": "engine", "cache_epoch": 0}
+    params: dict[str, Any] = {"key": np.array([f"layer.{i}" for i in range(16)], dtype=object)}
+    params |= {"fingerprint": np.arange(16, dtype=np.uint64), "length": np.full(16, 64), "valid_length": np.full(16, 64)}
     return [
         Row("init", "produce", "topology", "metric", start | {"topology": topology}),
-        Row("init", "produce", "parameters", "param", start | {"weights": {"version": 0, "phase": "actor"}},
-            {"key": names, "fingerprint": np.arange(16, dtype=np.uint64)}),
-    ]  # fmt: skip
+        Row("init", "produce", "parameters", "param", start | {"weights": {"version": 0, "phase": "actor"}}, params),
+        *(
+            Row("weight_sync", "sync", "parameters", "param", start | {"weights": weights}, params)
+            for weights in ({"version": 0, "phase": "actor"}, loaded)
+        ),
+        *(
+            Row("weight_sync", op, "rollout", "metric", start | {"weights": loaded | {"cache_epoch": 1}})
+            for op in ("cache_reset", "wake")
+        ),
+    ]
 
 
 def steps(count: int, size: Size, seed: int = 0, run_id: str = "synthetic") -> Iterator[list[Row]]:

@@ -110,6 +110,7 @@ class Step(Trajectories):
                 valid_length=length[produced],
                 generated=self.policy_len[produced],
                 finish_reason=["stop"] * len(produced),
+                weights=self.engine(),
             )
         self.content("reward", "consume", "responses", produced)
         self.say(
@@ -219,21 +220,16 @@ class Step(Trajectories):
             self.say("update_actor", "optim_step", "grad_norm", "metric", optim=optim, **where)
 
     def _end(self, order: np.ndarray) -> None:
-        weights = {"version": self.number, "cache_epoch": self.number}
+        self.say("weight_sync", "sleep", "rollout", "metric", weights=self.engine())
         names = np.array([f"layer.{i}" for i in range(16)], dtype=object)
-        fp = self.rng.integers(0, MODULUS, 16, dtype=np.uint64)
-        for op in ("sleep", "wake", "cache_reset"):
-            self.say("weight_sync", op, "rollout", "metric", weights=weights)
-        for phase in ("actor", "engine"):
-            self.say(
-                "weight_sync",
-                "sync",
-                "parameters",
-                "param",
-                weights=weights | {"phase": phase},
-                key=names,
-                fingerprint=fp,
-            )
+        params = {"key": names, "fingerprint": self.rng.integers(0, MODULUS, 16, dtype=np.uint64)}
+        params |= {name: np.full(16, 64) for name in ("length", "valid_length")}
+        loaded = self.engine() | {"version": self.number}
+        for weights in ({"version": self.number, "phase": "actor"}, loaded):
+            self.say("weight_sync", "sync", "parameters", "param", weights=weights, **params)
+        for op in ("cache_reset", "wake"):
+            fresh = loaded | {"cache_epoch": self.number + 1}
+            self.say("weight_sync", op, "rollout", "metric", weights=fresh)
         names_read = ("advantages", "num_turns", "prompts", "response_mask", "responses", "returns", "rm_scores")
         self.many("metrics", "consume", names_read, order, queue=True, consumer="metrics")
         metrics = self.metrics()
@@ -255,6 +251,10 @@ class Step(Trajectories):
             slot=self.slots[order],
             resident={"prompts": 0, "trajectories": 0, "bytes": 0},
         )
+
+    def engine(self) -> dict[str, Any]:
+        """The rollout's weights while it generates."""
+        return {"version": self.number - 1, "phase": "engine", "cache_epoch": self.number}
 
     def metrics(self) -> dict[str, float]:
         """The step's metrics under verl's names, over real rows."""

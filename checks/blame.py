@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lineage.checks.catalogue import Invariant
+from lineage.checks.change import Change, change
 from lineage.checks.verdict import Kind, Verdict, Violation
+from lineage.traces import Trace
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Headline:
         keys: elements of that event that are at fault, in order, at most a thousand.
         count: violating elements of this code in the whole trace, without accepted ones.
         consequences: the other failed codes, in order of their first event.
+        change: between which two events the content at fault changed; None where it did not, or nobody looked.
     """
 
     invariant: Invariant
@@ -35,6 +38,7 @@ class Headline:
     keys: tuple[str, ...]
     count: int
     consequences: tuple[Consequence, ...]
+    change: Change | None = None
 
 
 def headline(verdicts: Sequence[Verdict], invariants: Sequence[Invariant]) -> Headline | None:
@@ -59,6 +63,11 @@ def headline(verdicts: Sequence[Verdict], invariants: Sequence[Invariant]) -> He
     rest = sorted((code for code in failed if code != root), key=lambda code: (_first(failed[code]).ord, code))
     consequences = tuple(Consequence(code, failed[code].new, follows[code]) for code in rest)
     return Headline(known[root], first, keys, failed[root].new, consequences)
+
+
+def traced(head: Headline | None, trace: Trace) -> Headline | None:
+    """The headline with what the trace says of where its content changed."""
+    return head and replace(head, change=change(trace, head.violation))
 
 
 def _cause(code: str, failed: dict[str, Verdict], known: dict[str, Invariant], depth: int = 0) -> str:

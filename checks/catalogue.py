@@ -22,7 +22,7 @@ _HEADER = re.compile(r"^-- (\w+):(.*)$")
 SEVERITIES = ("error", "warning")
 LOOKS = ("step", "run")
 _REQUIRED = ("code", "name", "severity", "says", "needs", "fields", "examines", "subsumed_by", "source", "causes")
-_OPTIONAL = ("looks", "reports", "backs_up")
+_OPTIONAL = ("looks", "reports", "faults", "backs_up")
 
 
 class CatalogueError(UserError):
@@ -50,6 +50,7 @@ class Invariant:
         looks: how far it looks: at a ``step`` with the steps before it that share its keys, or at the whole ``run``;
             what looks at the run may ask for no content of trajectories, only for events, groups and parameters.
         reports: public reports of what it would have caught, such as ``verl-project/verl#7207``.
+        faults: names of faults it catches, as ``lineage faults`` lists them.
         backs_up: the code that catches what it catches, and why it stays; empty where only it catches something.
         sql: statements; the last returns ``rid, key, expected, actual, detail, severity``. Empty for one in Python.
         check: a function that yields its findings, in place of SQL; None for one in SQL.
@@ -68,6 +69,7 @@ class Invariant:
     causes: str
     looks: str = "step"
     reports: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
     backs_up: str = ""
     sql: str = ""
     check: Check | None = None
@@ -111,6 +113,7 @@ def parse(text: str, where: str) -> Invariant:
             causes=header["causes"],
             looks=header.get("looks", LOOKS[0]),
             reports=_names(header.get("reports", "")),
+            faults=_names(header.get("faults", "")),
             backs_up=header.get("backs_up", ""),
             sql=text,
         ),

@@ -85,8 +85,18 @@ def _dumped(row: Words) -> Wanted:
     return row.has("entity", "trajectory") & row.has("op", "produce") & row.has("field", "dump")
 
 
+def _losses(row: Words) -> Wanted:
+    terms = row.has("stage", "update_actor") & row.has("field", "pg_loss", "entropy_loss", "kl_loss")
+    wanted = row.has("op", "forward") & (terms | row.has("field", "rollout_is_weights"))
+    return row.has("entity", "trajectory") & wanted
+
+
 def _dataset(row: Words) -> Wanted:
-    return row.has("entity", "dataset_row") & row.has("op", "produce") & row.has("field", "index")
+    return row.has("entity", "dataset_row") & row.has("op", "produce") & row.has("field", "index", "raw_prompt")
+
+
+def _prompts(row: Words) -> Wanted:
+    return row.has("entity", "prompt") & row.has("op", "consume") & row.has("field", "raw_prompt")
 
 
 #: the tables, by name
@@ -99,6 +109,7 @@ CELLS: dict[str, Cells] = {
     "advantage_cells": Cells(("sum_in", "min_in", "max_in", "mask_sum"), _advantages),
     "token_sum_cells": Cells(("sum_in", "mask_sum"), _token_sums),
     "dump_cells": Cells(("sum", "is_padding"), _dumped),
+    "loss_cells": Cells(("sum_in", "min_in", "max_in", "mask_sum"), _losses),
     "pair_cells": Cells(
         ("absdiff_sum", "absdiff_max", "corr0", "corr_prev", "corr_next", "n_equal", "n_in"),
         lambda row: row.has("op", "compare"),
@@ -116,5 +127,6 @@ CELLS: dict[str, Cells] = {
         lambda row: row.has("entity", "request"),
     ),
     "param_cells": Cells(("fingerprint", "length", "status"), lambda row: row.has("entity", "param")),
-    "dataset_cells": Cells(("source_index",), _dataset),
+    "dataset_cells": Cells(("source_index", "fingerprint"), _dataset),
+    "prompt_cells": Cells(("fingerprint",), _prompts),
 }  # fmt: skip

@@ -20,6 +20,13 @@ MACROS = (
     (select any_value(c.value) from config as c where c.name = path and c.run_id = coalesce(run, ''))""",
     """create or replace temp macro said(path) as
     (select any_value(try_cast(p.value as double)) from profile as p where p.name = path)""",
+    """create or replace temp macro band(run) as
+    (select case when count(*) > 0 and bool_and(lower(c.value) in ('fp32', 'float32', 'false'))
+            then said('log_probs.float32') else said('log_probs.reduced') end
+    from config as c
+    where c.run_id = coalesce(run, '') and c.value is not null and c.name in (
+        'actor_rollout_ref.actor.fsdp_config.model_dtype', 'actor_rollout_ref.actor.fsdp_config.dtype',
+        'actor_rollout_ref.rollout.dtype', 'bf16', 'fp16'))""",
 )
 
 

@@ -96,7 +96,8 @@ class Digest:
 
     Attributes:
         events: one row per trace row: its scalars, ``rid``, the signatures ``k v c m`` (null where not known),
-            ``w`` (see above), ``queue`` (it passed through the queue), its :data:`TOTALS` and ``said`` (its elements are in ``content``).
+            ``w`` (see above), ``queue`` (it passed through the queue), its :data:`TOTALS` and ``said`` (its elements
+            are in ``content``).
         keyed: the distinct key lists of trajectories and prompts, one row per element: ``k``, ``id``.
         names: ``id`` and ``key``; a key may be there more than once.
         content: elements as they were first written, side by side: ``id`` and, for each of :data:`CONTENT` and of the

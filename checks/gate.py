@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lineage.checks.baseline import Baseline
-from lineage.checks.blame import headline
+from lineage.checks.blame import headline, traced
 from lineage.checks.catalogue import CatalogueError, Invariant, available, select
 from lineage.checks.engine import judge
 from lineage.checks.policy import Policy
@@ -15,6 +15,8 @@ from lineage.checks.report import Outcome, Refused, Report
 from lineage.checks.settings import Settings, counts, names
 from lineage.errors import UserError
 from lineage.traces import Trace, TraceError, open_trace
+from lineage.traces.errors import reading
+from lineage.traces.interrupts import interruptible
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,11 @@ class Gate:
 
     def judge(self, trace: Trace, threads: int | None = None) -> Report:
         """What the gate says of an open trace."""
-        return self.apply(judge(trace, self.invariants, threads))
+        report = self.apply(judge(trace, self.invariants, threads))
+        if report.headline is None:
+            return report
+        with interruptible(trace.connection), reading(trace.path):
+            return replace(report, headline=traced(report.headline, trace))
 
     def judge_all(self, paths: Iterable[str | Path]) -> list[Outcome]:
         """What it says of each of these traces; one that cannot be read is refused, and the others are judged."""

@@ -28,8 +28,10 @@ from lineage.checks.row_groups import RowGroups
 from lineage.checks.window import beside
 from lineage.traces.trace import row_ids
 
-#: facts of one slice, and of the steps that may stand beside it for a common key
+#: facts of one slice
 SLICE_FACTS = 8_000_000
+#: facts of the steps that may stand beside a slice for a common key
+BESIDE_FACTS = SLICE_FACTS
 #: what says where a row stands
 LIGHT = ("run_id", "global_steps", "process", "seq", "time_ns", "partition", "field", "n")
 _KEYED = pa.array(["trajectory", "prompt"])
@@ -87,30 +89,29 @@ class Index:
     _groups: Int64  # (rows, 2): source and row group
     _sharing: tuple[frozenset[int], ...]  # steps that have a key in common
 
-    def slices(self, facts: int | None = None) -> Iterator[Slice]:
-        """The steps in slices of about so many facts, at least one step each."""
-        facts = SLICE_FACTS if facts is None else facts
+    def slices(self) -> Iterator[Slice]:
+        """The steps in slices of at most :data:`SLICE_FACTS`, at least one step each."""
         own: list[int] = []
         held = 0
         for step_id, step in self.steps.items():
-            if own and held + step.facts > facts:
-                yield self._slice(own, facts)
+            if own and held + step.facts > SLICE_FACTS:
+                yield self._slice(own)
                 own, held = [], 0
             own.append(step_id)
             held += step.facts
         if own:
-            yield self._slice(own, facts)
+            yield self._slice(own)
 
     def chosen(self, steps: Collection[int]) -> Chosen:
         """The rows of these steps."""
         wanted = np.isin(self._step_ids, np.fromiter(steps, np.int64, len(steps)))
         return Chosen(frozenset(map(tuple, np.unique(self._groups[wanted], axis=0).tolist())), self._rids[wanted])
 
-    def _slice(self, own: list[int], most: int) -> Slice:
+    def _slice(self, own: list[int]) -> Slice:
         sharing = frozenset[int]().union(*(steps for steps in self._sharing if not steps.isdisjoint(own)))
         near = sorted(sharing.difference(own), key=lambda step_id: min(abs(step_id - one) for one in (own[0], own[-1])))
         held = np.cumsum([self.steps[step_id].facts for step_id in near])
-        kept = set(near[: int(np.searchsorted(held, most, side="right"))])
+        kept = set(near[: int(np.searchsorted(held, BESIDE_FACTS, side="right"))])
         among = {step_id for run in self._runs(own) for step_id in self._beside(run, own, kept)}
         return Slice(
             own=frozenset(own),

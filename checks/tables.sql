@@ -60,6 +60,7 @@ select
     position_ids_rid as positions_rid, position_ids_valid_length as positions_len,
     position_ids_fingerprint as positions_fp, position_ids_c as positions_c,
     uid_rid, uid_fingerprint as uid_fp,
+    raw_prompt_rid, raw_prompt_fingerprint as raw_prompt_fp,
     rm_scores_rid as reward_rid, rm_scores_sum as reward, rm_scores_fingerprint as reward_fp, rm_scores_c as reward_c,
     num_turns_sum as num_turns,
     coalesce(prompt_len_tag_rid, response_len_tag_rid, seq_len_tag_rid) as tags_rid,
@@ -72,6 +73,8 @@ create or replace temp table expected as
 select
     k,
     count(*) as n,
+    cast(sum(coalesce(loss_sum, mask_sum)) as bigint) as loss_tokens,
+    count(*) filter (coalesce(loss_sum, mask_sum) > 0) as loss_rows,
     case when count(response_v) = count(*) then cast(sum(response_v) % 18446744073709551616 as ubigint) end as response_v,
     case when count(response_c) = count(*) then cast(sum(response_c) % 18446744073709551616 as ubigint) end as response_c,
     case when count(reward_c) = count(*) then cast(sum(reward_c) % 18446744073709551616 as ubigint) end as reward_c,
@@ -107,16 +110,211 @@ select
 from turn_cells
 group by id, rid;
 
--- Every request of the engine, with the session it was for; of engines that number theirs otherwise, with none.
-create or replace temp table asked as
+-- Every request of the engine, with the place it was for: its session, or of engines that number theirs otherwise its step.
+create or replace temp table engine_answers as
 select
-    r.rid, r.step_id, r.ord, keys.group_id, keys.session_id, keys."index" as number,
+    r.rid, r.step_id, r.ord, keys."index" as number,
+    case when known.group_id is null then hash(r.step_id) else hash(keys.group_id, keys.session_id) end as place,
     p.rid as prompt_rid, p.valid_length as prompt_len, p.fingerprint as prompt_fp,
     r.valid_length as answer_len, r.fingerprint as answer_fp, r.generated, r.finish_reason, r.truncated_from
 from request_cells as r
 join keys using (id)
+left join (select distinct group_id from base join keys using (id)) as known on known.group_id = keys.group_id
 left join request_cells as p on p.id = r.id and p.step_id = r.step_id and p.field = 'prompts'
 where r.field = 'responses';
+
+-- The trajectories each step was given to train on, padding rows among them; those it began where no list says so.
+create or replace temp table given as
+with handed as (
+    select distinct step_id, id from key_cells
+    where field = 'key' and partition is distinct from 'val' and ((op = 'produce' and stage = 'sample') or op = 'pad')
+)
+select h.step_id, id, b.is_padding, b.reward, b.response_len, b.prompt_len, b.num_turns
+from handed as h join base as b using (id)
+union all
+select b.step_id, id, b.is_padding, b.reward, b.response_len, b.prompt_len, b.num_turns
+from base as b
+where b.step_id not in (select step_id from handed)
+    and b.responses_rid not in (select rid from events where partition = 'val');
+
+-- The metrics of each step that follow from its rows: as logged, over real rows, and over the padding rows as well.
+create or replace temp table measured as
+with logged as (
+    select c.rid, c.step_id, e.run_id, k.key as name, c."sum" as value
+    from group_cells as c join keys as k using (id) join events as e using (rid)
+    where c.field = 'metrics' and c.entity = 'metric'
+),
+sampled as (
+    select step_id, count(*) as batches from events
+    where op = 'produce' and stage = 'sample' and field = 'key' and partition is distinct from 'val'
+    group by step_id
+),
+limits as (
+    select run_id,
+        coalesce(try_cast(setting(run_id, 'actor_rollout_ref.rollout.response_length') as bigint),
+            try_cast(setting(run_id, 'data.max_response_length') as bigint)) as response,
+        try_cast(setting(run_id, 'data.max_prompt_length') as bigint) as prompt,
+        setting(run_id, 'actor_rollout_ref.actor.loss_agg_mode') as mode
+    from (select distinct run_id from events)
+),
+steps as (
+    select distinct l.step_id, limits.*, coalesce(s.batches, 1) = 1 as whole
+    from logged as l join limits on l.run_id is not distinct from limits.run_id left join sampled as s using (step_id)
+),
+rows_of as (
+    select step_id, is_padding, unnest([
+        {'name': 'critic/score', 'value': reward},
+        {'name': 'response_length', 'value': cast(response_len as double)},
+        {'name': 'prompt_length', 'value': cast(prompt_len as double)},
+        {'name': 'num_turns', 'value': num_turns},
+        {'name': 'global_seqlen', 'value': cast(prompt_len + response_len as double)}
+    ], recursive := true)
+    from given
+    union all
+    select r.step_id, is_padding, 'critic/rewards', "sum"
+    from reward_cells as r join given using (step_id, id)
+    where field = 'token_level_rewards' and op = 'forward'
+    union all
+    select a.step_id, is_padding, 'policy_length', cast(mask_sum as double)
+    from advantage_cells as a join given using (step_id, id)
+    where field = 'advantages' and stage = 'advantage' and mask_sum is not null
+),
+spread as (
+    select step_id, name, avg(value) filter (not is_padding) as mean, max(value) filter (not is_padding) as high,
+        min(value) filter (not is_padding) as low, avg(value) as mean_all, max(value) as high_all, min(value) as low_all,
+        sum(value) filter (not is_padding) as total, sum(value) as total_all
+    from rows_of
+    where value is not null
+    group by step_id, name
+),
+tokens as (
+    select a.step_id, 'critic/' || field as name,
+        sum(sum_in) filter (not is_padding) / nullif(sum(mask_sum) filter (not is_padding), 0) as mean,
+        max(max_in) filter (not is_padding) as high, min(min_in) filter (not is_padding) as low,
+        sum(sum_in) / nullif(sum(mask_sum), 0) as mean_all, max(max_in) as high_all, min(min_in) as low_all
+    from advantage_cells as a join given using (step_id, id)
+    where stage = 'advantage' and mask_sum is not null
+    group by a.step_id, field
+),
+means as (
+    -- what the driver scored, row by row: only rows that train have a mean, padding counts 0 where it is counted
+    select t.step_id, t.id, field, is_padding, mask_sum, sum_in, sum_in / nullif(mask_sum, 0) as mean
+    from token_sum_cells as t join given using (step_id, id)
+    where op = 'produce' and mask_sum is not null
+        and t.step_id in (select step_id from steps where whole)
+),
+entropies as (
+    select step_id, 'actor/entropy' as name,
+        case mode when 'seq-mean-token-mean' then avg(mean) filter (mask_sum > 0)
+            when 'seq-mean-token-sum' then avg(sum_in) filter (mask_sum > 0)
+            else sum(sum_in) / nullif(sum(mask_sum), 0) end as value,
+        case when not bool_or(is_padding) then null
+            when mode = 'seq-mean-token-mean' then avg(coalesce(mean, 0))
+            when mode = 'seq-mean-token-sum' then avg(sum_in) end as over_all
+    from means join steps using (step_id)
+    where field = 'entropy'
+    group by step_id, mode
+),
+pairs as (
+    select step_id, o.is_padding, o.mask_sum, o.sum_in as trained, r.sum_in as rolled, o.mean as trained_mean,
+        r.mean as rolled_mean, o.id
+    from means as o join means as r using (step_id, id)
+    where o.field = 'old_log_probs' and r.field = 'rollout_log_probs' and o.mask_sum = r.mask_sum
+),
+perplexities as (
+    select step_id, 'rollout_corr/kl' as name, sum(rolled - trained) / nullif(sum(mask_sum), 0) as value,
+        cast(null as double) as over_all
+    from pairs group by step_id
+    union all
+    select step_id, 'rollout_corr/training_log_ppl', avg(-trained_mean), avg(-coalesce(trained_mean, 0))
+    from pairs group by step_id
+    union all
+    select step_id, 'rollout_corr/rollout_log_ppl', avg(-rolled_mean), avg(-coalesce(rolled_mean, 0))
+    from pairs group by step_id
+    union all
+    select step_id, 'rollout_corr/training_ppl', avg(exp(-trained_mean)), avg(exp(-coalesce(trained_mean, 0)))
+    from pairs group by step_id
+    union all
+    select step_id, 'rollout_corr/rollout_ppl', avg(exp(-rolled_mean)), avg(exp(-coalesce(rolled_mean, 0)))
+    from pairs group by step_id
+),
+drifts as (
+    -- the mean log ratio of every optimiser step, over its tokens
+    select n.step_id, e.update_index, bool_and(n.mask_sum = o.mask_sum) as comparable,
+        sum(o.sum_in - n.sum_in) / nullif(sum(n.mask_sum), 0) as kl
+    from token_sum_cells as n join events as e using (rid) join means as o on o.step_id = n.step_id and o.id = n.id
+    where n.field = 'log_probs' and n.op = 'forward' and o.field = 'old_log_probs'
+    group by n.step_id, e.update_index
+),
+answers as (
+    select c.step_id, k.group_id, arg_max(b.reward, k."index") as reward
+    from key_cells as c join keys as k using (id) join base as b using (id)
+    where c.field = 'key' and c.op = 'produce' and c.stage = 'sample' and c.partition = 'val'
+    group by c.step_id, k.group_id, k.session_id
+),
+asked_of as (
+    select step_id, hash(k.key) as group_id, any_value(data_source) as source
+    from group_cells join keys as k using (id)
+    where entity = 'prompt' and partition = 'val' and data_source is not null
+    group by all
+),
+validations as (
+    select step_id, source, answered, avg(mean) as value
+    from (
+        select step_id, source, group_id, count(*) as answered, avg(reward) as mean
+        from answers join asked_of using (step_id, group_id)
+        group by all
+        having count(reward) = count(*)
+    )
+    group by step_id, source, answered
+),
+followed as (
+    select step_id, unnest([
+        {'name': name || '/mean', 'value': mean, 'over_all': mean_all},
+        {'name': name || '/max', 'value': high, 'over_all': high_all},
+        {'name': name || '/min', 'value': low, 'over_all': low_all}
+    ], recursive := true)
+    from (
+        select step_id, name, mean, high, low, mean_all, high_all, low_all from spread
+        where name <> 'global_seqlen' or said('metrics.seqlen_of_rows') = 1
+        union all
+        select * from tokens
+    )
+    union all
+    select step_id, 'perf/total_num_tokens', total, total_all from spread where name = 'global_seqlen'
+    union all
+    select step_id, name || '/clip_ratio', avg(cast(value >= most as integer)) filter (not is_padding),
+        avg(cast(value >= most as integer))
+    from (
+        select step_id, is_padding, name, value, case name when 'response_length' then response else prompt end as most
+        from rows_of join steps using (step_id)
+        where name in ('response_length', 'prompt_length')
+    )
+    where most is not null
+    group by step_id, name
+    union all
+    select * from entropies
+    union all
+    select * from perplexities
+    union all
+    select step_id, 'actor/ppo_kl', avg(kl), null from drifts group by step_id having bool_and(comparable)
+    union all
+    select step_id, printf('val-%s/%s/reward/mean@%d', section, source, answered), value, null
+    from validations, (values ('core'), ('aux')) as sections(section)
+)
+select l.rid, l.step_id, l.name, l.value, f.value as over_real, f.over_all,
+    abs(l.value - f.value) > m.margin or isnan(l.value) <> isnan(f.value) as wrong,
+    coalesce(f.over_all is distinct from f.value and abs(l.value - f.over_all) <= m.margin, false) as with_padding
+from logged as l join followed as f using (step_id, name),
+    lateral (select said('metrics.absolute') + said('metrics.relative') * abs(f.value) as margin) as m
+where f.value is not null
+union all
+-- what a validation says of its answers is said of as many answers as there were
+select l.rid, v.step_id, printf('val-core/%s/reward/mean@%d', source, answered), null, v.value, null, true, false
+from validations as v
+join (select step_id, min(rid) as rid from logged where starts_with(name, 'val-') group by step_id) as l using (step_id)
+where (v.step_id, printf('val-core/%s/reward/mean@%d', source, answered)) not in (select (step_id, name) from logged)
+    and (v.step_id, printf('val-aux/%s/reward/mean@%d', source, answered)) not in (select (step_id, name) from logged);
 
 -- Where to point when a key itself is at fault: where its list was first written, else where it was first seen. (A
 -- scorer inside the agent loop sees a key before the queue does, but does not make it.)

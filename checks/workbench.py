@@ -85,14 +85,14 @@ class Workbench:
             judged: ids of the steps whose violations count; all when None.
         """
         self.digest, self._judged = found, judged
+        self.con.register("digest_events", found.events)
+        self._furnish()  # before the tables: some of them follow what the run declares
         self._fill()
-        self._furnish()
         self.fields = frozenset(self._judged_fields())
 
     def _fill(self) -> None:
         """Lay the rows out; a trace whose rows are replaced gets other ones."""
         con, found = self.con, self.digest
-        con.register("digest_events", found.events)
         con.register("digest_content", found.content)
         con.register("digest_first", found.first())
         for name, cells in found.cells.items():

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from lineage.checks.catalogue import Invariant
 
 
+#: how far an invariant looks, in words
+LOOKS_AT = {"step": "a step, with the steps before it that share its keys", "run": "the whole run"}
+
+
 def explain_command(
     code: Annotated[str, typer.Argument(help="A code, such as KEY001.", metavar="CODE", autocompletion=complete_code)],
     checks: Annotated[
@@ -33,7 +37,8 @@ def explain_command(
     sources = named(one.source)
     if as_json:
         said = {name: getattr(one, name) for name in ("code", "family", "name", "severity", "says", "causes")}
-        said |= {name: getattr(one, name) for name in ("needs", "fields", "subsumed_by", "source", "origin")}
+        said |= {name: getattr(one, name) for name in ("needs", "fields", "looks", "subsumed_by", "backs_up")}
+        said |= {name: getattr(one, name) for name in ("reports", "faults", "source", "origin")}
         print_json(said | {"sources": sources})
         return
     typer.echo(f"{one.code} {one.name} ({one.severity})\n")
@@ -41,8 +46,15 @@ def explain_command(
     typer.echo(f"\nUsually broken by: {one.causes or 'not said'}")
     typer.echo(f"Needs columns:     {', '.join(one.needs) or 'none'}")
     typer.echo(f"Needs fields:      {', '.join(one.fields) or 'none'}")
+    typer.echo(f"Looks at:          {LOOKS_AT[one.looks]}")
     if one.subsumed_by:
         typer.echo(f"Folds under:       {', '.join(one.subsumed_by)}")
+    if one.backs_up:
+        typer.echo(f"Backs up:          {one.backs_up}")
+    if one.faults:
+        typer.echo(f"Shown by faults:   {', '.join(one.faults)}")
+    if one.reports:
+        typer.echo(f"Would have caught: {', '.join(one.reports)}")
     typer.echo(f"Comes from:        {one.source or 'not said'}")
     for name, sentence in sources.items():
         typer.echo(f"                   {name}: {sentence}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+import importlib.util
 
 from lineage.errors import MissingExtraError
 
@@ -16,5 +16,5 @@ def need_train_extra(command: str) -> None:
         MissingExtraError: names the command, the package and the pip line.
     """
     for module in _TRAIN:
-        if find_spec(module) is None:
+        if importlib.util.find_spec(module) is None:
             raise MissingExtraError(f"lineage {command}", "train", module)

@@ -5,18 +5,20 @@ Trials run in worker processes, each of which imports the trainer once. What com
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from lineage.errors import first_line
+from lineage.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from lineage.checks.report import Report
@@ -135,15 +137,21 @@ def outcomes(trials: Sequence[Trial], jobs: int, keep: Path | None = None) -> It
         try:
             for done in as_completed([pool.submit(attempt, trial, folder, keep is not None) for trial in trials]):
                 yield done.result()
-        finally:  # an interrupted selftest waits for nobody
+        except BrokenProcessPool as error:
+            raise UserError("a worker died, killed or out of memory: try fewer, with --jobs 1") from error
+        except BaseException:  # an interrupted selftest waits for nobody
             pool.shutdown(wait=False, cancel_futures=True)
             for child in multiprocessing.active_children():
                 child.terminate()
+            raise
+        finally:
+            pool.shutdown()
 
 
 def _begin() -> None:
-    """Of a worker: Ctrl-C is its parent's to answer, and two workers share two cores."""
+    """Of a worker: Ctrl-C is its parent's to answer, sessions that fail on purpose are no news, two share two cores."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.disable(logging.WARNING)
     import torch
 
     torch.set_num_threads(1)
@@ -205,16 +213,17 @@ def _recorded(trial: Trial, fault: Fault | None, folder: Path) -> tuple[Path, ..
 
 def _judged(path: Path) -> Report:
     from lineage.checks.catalogue import catalogue
-    from lineage.checks.engine import judge
+    from lineage.checks.gate import Gate
+    from lineage.checks.policy import Policy
     from lineage.traces import open_trace
 
-    with open_trace(path) as trace:
-        return judge(trace, catalogue(), threads=1)
+    with open_trace(path, threads=1, views=False) as trace:
+        return Gate(catalogue(), Policy()).judge(trace, threads=1)
 
 
 def _blamed(report: Report) -> Place | None:
     head = report.headline
-    return head and Place(head.invariant.code, head.violation.stage, head.violation.global_steps)
+    return None if head is None else Place(head.invariant.code, head.violation.stage, head.violation.global_steps)
 
 
 def _headline(report: Report) -> tuple[str, ...]:

@@ -3,10 +3,10 @@
     python scripts/make_docs.py [--check]
 
 ``docs/schema.md`` comes from ``lineage.schema`` and ``lineage.vocabulary``; ``docs/checks/<CODE>.md`` and the tables of
-sources and codes in ``docs/checks/README.md`` from the invariant catalogue; ``docs/cli.md`` from the Typer application,
-by Typer; the files shown in ``docs/ci.md`` from the templates of ``lineage init-ci``; each ``console`` block of
-``README.md`` from running its command. ``--check`` writes nothing and exits 1 when a page is stale; the seconds a
-command prints are not compared.
+sources and codes in ``docs/checks/README.md`` from the invariant catalogue and the faults; ``docs/cli.md`` from the
+Typer application, by Typer; the files shown in ``docs/ci.md`` from the templates of ``lineage init-ci``; each
+``console`` block of ``README.md`` from running its command. ``--check`` writes nothing and exits 1 when a page is
+stale; the seconds a command prints are not compared.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from lineage import schema, vocabulary  # noqa: E402
 from lineage.checks.catalogue import Invariant, catalogue  # noqa: E402
 from lineage.checks.sources import SOURCES  # noqa: E402
 from lineage.cli.exit_codes import JUDGES  # noqa: E402
+from lineage.cli.explain import LOOKS_AT  # noqa: E402
+from lineage.trainer.faults.registry import all_faults  # noqa: E402
 
 GROUPS: tuple[tuple[str, tuple[schema.Column, ...]], ...] = (
     ("Who and when", schema.WHO_WHEN),
@@ -135,6 +137,8 @@ def code_page(one: Invariant) -> str:
         ("needs columns", " ".join(f"`{name}`" for name in one.needs) or "none"),
         ("needs fields", " ".join(f"`{name}`" for name in one.fields) or "none"),
         ("folds under", folds or "nothing"),
+        ("looks at", LOOKS_AT[one.looks]),
+        *([("backs up", one.backs_up)] if one.backs_up else []),
         ("comes from", f"{one.source} ([sources](README.md#sources))"),
         ("query", f"[checks/invariants/{one.code}.sql](../../checks/invariants/{one.code}.sql)"),
     ]
@@ -148,8 +152,27 @@ def code_page(one: Invariant) -> str:
             f"Usually broken by: {one.causes}\n",
             *table(("", ""), facts),
             "",
+            *_shown_by(one),
+            *_would_have_caught(one),
         ]
     )
+
+
+def _shown_by(one: Invariant) -> Iterator[str]:
+    """The faults it catches."""
+    if one.faults:
+        faults = all_faults()
+        yield "## Faults that show it\n"
+        yield "`lineage selftest --fault NAME` makes one and prints what this code says of it.\n"
+        body = [(f"`{name}`", faults[name].stage, faults[name].says) for name in one.faults if name in faults]
+        yield from (*table(("fault", "stage", "what goes wrong"), body), "")
+
+
+def _would_have_caught(one: Invariant) -> Iterator[str]:
+    """Public reports its faults stand for."""
+    if one.reports:
+        yield "## Public reports it would have caught\n"
+        yield f"{', '.join(one.reports)}\n"
 
 
 def codes_table() -> str:

@@ -111,6 +111,7 @@ def _with_adapter(module: nn.Module, config: Any) -> PeftModel:
         where = f"actor_rollout_ref.model.target_modules={config.target_modules}"
         raise AdapterError(f"{where}: {first_line(error)}") from error
     _refuse_tied(model)
+    model.eval()  # a new adapter begins in training mode, and the first log-probs are not trained on
     if config.enable_gradient_checkpointing:
         model.enable_input_require_grads()  # else the first checkpointed layer has no input that takes a gradient
     return model

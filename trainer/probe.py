@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lineage import hooks
 from lineage.hooks import Weights
-from lineage.trainer.log_prob import RowScores, score_tokens
+from lineage.trainer.log_prob import RowScores
 from lineage.trainer.protocol import nested_from_list
 from lineage.trainer.training import SequenceRows
 
@@ -26,7 +26,7 @@ SAMPLE = 1024
 def probe(module: nn.Module, rows: SequenceRows, scores: RowScores, temperature: float, chosen: Sequence[int]) -> None:
     """Score some rows again, each alone, and record how far they are from what they had in the batch.
 
-    A module in training mode is left alone: to score it as it should have been scored would change what it draws later.
+    By arithmetic of its own, in float32: what is wrong in the trainer's is wrong in every row. A module in training mode is left alone: to score it as it should have been scored would change what it draws later.
 
     Args:
         module: what scored the batch.
@@ -42,16 +42,20 @@ def probe(module: nn.Module, rows: SequenceRows, scores: RowScores, temperature:
         ids = rows.columns["input_ids"][row].unsqueeze(0)
         if rows.columns["position_ids"][row].dim() > 1:
             continue
-        alone = score_tokens(
-            module,
-            ids,
-            torch.ones_like(ids),
-            torch.arange(ids.shape[1], device=ids.device).unsqueeze(0),
-            temperature=temperature,
-            with_entropy=False,
-        )
-        keys, (batched, again) = [rows.keys[row]], (scores.log_probs[row], alone.log_probs[0])
-        stage.compare("log_probs", nested_from_list([batched]), "probe", nested_from_list([again]), keys=keys)
+        positions = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)
+        logits = module(
+            input_ids=ids, attention_mask=torch.ones_like(ids), position_ids=positions, use_cache=False
+        ).logits[0]
+        all_log_probs = (logits[:-1].float() / temperature).log_softmax(dim=-1)
+        alone = {
+            "log_probs": all_log_probs.gather(-1, ids[0, 1:].unsqueeze(-1)).squeeze(-1),
+            "entropy": -(all_log_probs.exp() * all_log_probs).sum(dim=-1),
+        }
+        for name, batched in (("log_probs", scores.log_probs), ("entropy", scores.entropy)):
+            if batched:
+                last = nn.functional.pad(alone[name], (0, 1))
+                sides = nested_from_list([batched[row]]), nested_from_list([last])
+                stage.compare(name, sides[0], "probe", sides[1], keys=[rows.keys[row]])
 
 
 def to_probe(lengths: Sequence[int], is_padding: Sequence[bool], count: int) -> list[int]:

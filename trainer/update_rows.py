@@ -43,6 +43,4 @@ def record_micro_batch(rows: SequenceRows, inputs: PolicyRows, loss: MicroLoss, 
     if rejected:
         kept = padded_to_nested(loss.policy_mask, lengths)
         reasons = rejected_rows(inputs.mask, loss.policy_mask)
-        stage.forward(
-            {"response_mask": kept, **own}, keys=rows.keys, mask=kept, columns={"reason": reasons}, **context
-        )
+        stage.forward({"response_mask": kept, **own}, keys=rows.keys, mask=kept, columns={"reason": reasons}, **context)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from lineage.checks.report import Outcome, Refused, Report
@@ -58,6 +59,7 @@ def to_dict(report: Report) -> dict[str, Any]:
             "consequences": [
                 {"code": one.code, "violations": one.count, "follows": one.follows or None} for one in head.consequences
             ],
+            "change": head.change and asdict(head.change),
         },
         "verdicts": [_verdict(verdict, report.name(verdict.code)) for verdict in report.verdicts],
         "complaints": list(report.complaints),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from lineage.checks.blame import Headline
 from lineage.checks.catalogue import Invariant, get
+from lineage.checks.change import Change
 from lineage.checks.formats.plain import plain, plural
 from lineage.checks.report import Outcome, Refused, Report
 from lineage.checks.verdict import ACCEPTED, ExitCode, Kind, Verdict, Violation
@@ -48,7 +49,7 @@ def headline_lines(head: Headline, name: Callable[[str], str]) -> Iterator[str]:
         head: the headline.
         name: what the invariant of a code calls itself.
     """
-    yield from _broken(head.invariant, head.violation, head.keys, head.count)
+    yield from _broken(head.invariant, head.violation, head.keys, head.count, change=head.change)
     for other in head.consequences:
         follows = f"follows from {other.follows}" if other.follows else "on its own"
         yield f"  also: {other.code} {name(other.code)} ({plural(other.count, 'violation')}, {follows})"
@@ -72,7 +73,12 @@ def failure_lines(report: Report, verdict: Verdict) -> Iterator[str]:
 
 
 def _broken(
-    invariant: Invariant, one: Violation, keys: Sequence[str], count: int, severity: str = "error"
+    invariant: Invariant,
+    one: Violation,
+    keys: Sequence[str],
+    count: int,
+    severity: str = "error",
+    change: Change | None = None,
 ) -> Iterator[str]:
     lines = [
         f"{invariant.code} {invariant.name}: first broken at step {one.global_steps}, stage {one.stage}",
@@ -85,10 +91,21 @@ def _broken(
     lines += [
         f"  expected  {one.expected}",
         f"  actual    {one.actual}" + (f" ({one.detail})" if one.detail else ""),
+        *(_changed(change) if change else ()),
         *([f"  usually   {invariant.causes}"] if invariant.causes else []),
         f"  {plural(count, 'violation' if severity == 'error' else 'warning')} in all",
     ]
     return map(plain, lines)
+
+
+def _changed(change: Change) -> Iterator[str]:
+    """Whose content it was, and the two events it changed between."""
+    who = f" {change.producer} wrote" if change.producer else " written"
+    yield f"  changed   the {change.what}{who}: {change.written}"
+    if change.before != change.written:
+        yield f"            the last that still had it: {change.before}"
+    whose = f", with the {change.what} of {change.whose}" if change.whose else ""
+    yield f"            the first that had another: {change.after}{whose}"
 
 
 def _lines(report: Report, quiet: bool) -> Iterator[str]:

@@ -16,7 +16,8 @@ join events as p
     and r.field = p.field and r.process = p.process and p.ord < r.ord
 where r.entity = 'trajectory' and r.field <> 'key' and r.n > 0
     and (
-        (r.op = 'pad' and p.op in ('consume', 'produce', 'unpad', 'forward') and p.layout is distinct from 'dense')
+        -- a mini-batch is padded out of the whole batch: its rows are judged one by one (LEN006, LEN008, TOK001)
+        (r.op = 'pad' and r.mini_batch is null and p.op in ('consume', 'produce', 'unpad', 'forward') and p.layout is distinct from 'dense')
         or (r.op = 'unpad' and p.op in ('forward', 'pad', 'score'))
         or (r.op = 'produce' and p.op = 'unpad')
     )

@@ -5,7 +5,7 @@
 -- needs: key, mask_sum
 -- fields: response_mask
 -- examines: select sum(n) from events where entity = 'trajectory' and op = 'produce' and field in ('response_mask', 'loss_mask')
--- subsumed_by:
+-- subsumed_by: LEN001
 -- source: S4
 -- causes: The loss mask was built from token ids or attention instead of taken from the rollout, or observation tokens were left at 1 in one of the two.
 with masks as (select b.*, key, e.dtype as mask_dtype from base as b join keys using (id) left join events as e on e.rid = b.mask_rid)

@@ -4,7 +4,7 @@
 -- says: A score stays with its key through gather, reorder, split and write-back: what is written, padded, cut, read and handed to the estimator under a key is that key's score.
 -- needs: key, valid_length, fingerprint
 -- fields: rm_scores
--- examines: select coalesce((select sum(n) from events join expected using (k) where entity = 'trajectory' and field in ('rm_scores', 'token_level_scores') and span = 'response' and op not in ('produce', 'compare', 'score') and c is not null and reward_c is not null), 0) + (select count(*) from reward_cells where op = 'score')
+-- examines: select coalesce((select sum(events.n) from events join expected using (k) where entity = 'trajectory' and field in ('rm_scores', 'token_level_scores') and span = 'response' and op not in ('produce', 'compare', 'score') and c is not null and reward_c is not null), 0) + (select count(*) from reward_cells where op = 'score')
 -- subsumed_by: REW001, QUE003, LEN003, LEN001, KEY001, KEY002
 -- source: S3; verl writes rewards of a gathered batch back by position
 -- causes: Scores of a batch that was gathered, sorted or split came back in another order, or the estimator was handed the scores of another batch.

@@ -4,7 +4,7 @@
 -- says: What the scorer reads is the response of the session's final output: its length, its tokens, and no other output's.
 -- needs: key, valid_length, fingerprint
 -- fields: rm_scores, responses
--- examines: select sum(n) from events join expected using (k) where entity = 'trajectory' and stage = 'reward' and field = 'responses' and op in ('consume', 'pad') and c is not null and response_c is not null
+-- examines: select sum(events.n) from events join expected using (k) where entity = 'trajectory' and stage = 'reward' and field = 'responses' and op in ('consume', 'pad') and c is not null and response_c is not null
 -- subsumed_by: KEY001, KEY002, LEN001, LEN003, QUE003, TOK004
 -- source: the seeds' session score by the last output; verl 0.9.1 scores sessions of several outputs on an empty string
 -- causes: The scorer was handed the prompt, one turn, an earlier output or nothing at all; or a response cut or decoded for another row.

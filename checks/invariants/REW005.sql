@@ -9,8 +9,11 @@
 -- source: verl's fit: apply_kl_penalty, or token_level_rewards = token_level_scores
 -- causes: A penalty was taken off although the run has none, the KL was not masked, or the rewards were shaped in place and the scores with them.
 create or replace temp table rewarded as
-select r.rid, s.rid as scores_rid, q.kl, r.c, s.c as scores_c, r.outside, s.outside as scores_outside
+select r.rid, s.rid as scores_rid, q.kl, r.c, s.c as scores_c, r.outside, s.outside as scores_outside,
+    -- where a rejection took tokens out since, what the KL left there is REW007's
+    r.m is not distinct from x.mask_m as whole
 from events as r
+left join expected as x on x.k = r.k
 join (
     select run_id, setting(run_id, 'algorithm.use_kl_in_reward') as kl
     from (select distinct run_id from events)
@@ -22,7 +25,7 @@ where r.field = 'token_level_rewards' and s.field = 'token_level_scores' and r.o
 create or replace temp table unlike_scores as
 select rid, scores_rid, kl
 from rewarded
-where (kl = 'false' and c is distinct from scores_c) or (kl = 'true' and outside is distinct from scores_outside);
+where (kl = 'false' and c is distinct from scores_c) or (kl = 'true' and whole and outside is distinct from scores_outside);
 insert into suspects
 select rid from unlike_scores union select scores_rid from unlike_scores;
 select r.rid, r.key,

@@ -23,6 +23,7 @@ from lineage.trainer.agent_loop.postprocess import (
 from lineage.trainer.agent_loop.registry import agent_loop
 from lineage.trainer.agent_loop.turns import record_turns
 from lineage.trainer.protocol import DataProto
+from lineage.trainer.reward.loop import record_own_score
 from lineage.trainer.reward.manager import Score
 from lineage.trainer.rollout.base import SamplingParams
 
@@ -152,9 +153,11 @@ class AgentLoopWorker:
         What the scorer returned beside the score becomes ``reward_extra_info`` of every output's ``extra_fields``.
         """
         final = outputs[-1]
-        if final.reward_score is not None or self.scorer is None:
-            return final.reward_score
         key = str(TrajectoryKey(prompt.uid, session_id, len(outputs) - 1))
+        if final.reward_score is not None:
+            return record_own_score(key, float(final.reward_score), prompt.row)
+        if self.scorer is None:
+            return None
         result = await self.scorer.compute_score(key, final.response_ids, prompt.row)
         for output in outputs:
             output.extra_fields["reward_extra_info"] = result.reward_extra_info

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 Row = dict[str, Any]
+
+_CONFIG = b"lineage.config"  # the file's own metadata: the resolved configuration
 
 
 class TraceRows:
@@ -42,6 +45,16 @@ class TraceRows:
         for row in self.where(**wanted):
             return row
         raise LookupError(f"no row with {wanted}")
+
+    def configure(self, name: str, value: Any) -> None:
+        """Let the run say another setting, by its dotted name."""
+        config = json.loads(self._metadata[_CONFIG])
+        *path, last = name.split(".")
+        table = config
+        for part in path:
+            table = table.setdefault(part, {})
+        table[last] = value
+        self._metadata[_CONFIG] = json.dumps(config).encode()
 
     def write(self, path: Path) -> None:
         """Write them as a trace file with the metadata they came with."""

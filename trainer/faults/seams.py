@@ -12,6 +12,10 @@ from lineage.trainer.models import find_model, load_tokenizer
 
 TRAJECTORY_FIELDS = "lineage.trainer.agent_loop.worker.trajectory_fields"
 TRAINER = "lineage.trainer.grpo.PPOTrainerSync"
+ESTIMATOR = "lineage.trainer.stages.advantage.compute_advantage"
+GENERATE = "lineage.trainer.agent_loop.base.AgentLoopBase.generate"
+#: a run in which sessions have several turns
+TOOLS = ("+experiment=tools", "data.max_response_length=128")
 
 
 @functools.cache

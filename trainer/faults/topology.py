@@ -30,3 +30,34 @@ def one_topology_for_both() -> Seams:
         return replace(original(config), backend=config.actor_rollout_ref.actor.strategy, tp=tp, rollout_tp=tp)
 
     return {"lineage.trainer.setup.topology_of": report}
+
+
+@fault("TOP002", "update_actor")
+def first_part_for_every_rank() -> Seams:
+    """The rank's index within its group is taken for that within the data-parallel group: all ranks get the first part."""
+
+    def deal(original: Any, rows: int, ranks: int) -> list[list[int]]:
+        return [original(rows, ranks)[0]] * ranks
+
+    return {"lineage.trainer.actor.deal": deal}
+
+
+@fault("TOP002", "update_actor")
+def ranks_slice_by_the_first_rank() -> Seams:
+    """The ranks hold their own parts and cut mini-batches out of the batch by the first rank's positions."""
+
+    def split(original: Any, *args: Any) -> list[list[list[int]]]:
+        return [[shares[0] for _ in shares] for shares in original(*args)]
+
+    return {"lineage.trainer.training.TrainingWorker._mini_batches": split}
+
+
+@fault("TOP002", "update_actor")
+def ranks_in_another_order() -> Seams:
+    """The mini-batches are dealt by the ranks of the world, counted from the other end: each rank trains on rows that
+    another was handed."""
+
+    def split(original: Any, *args: Any) -> list[list[list[int]]]:
+        return [shares[::-1] for shares in original(*args)]
+
+    return {"lineage.trainer.training.TrainingWorker._mini_batches": split}

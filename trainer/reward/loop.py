@@ -30,7 +30,26 @@ class RewardLoopWorker:
         """
         with traced("reward", component="RewardLoopWorker.compute_score", consumer="AgentLoopWorker.run") as st:
             st.consume({"responses": [torch.as_tensor(response_ids)]}, keys=[key], producer="AgentLoopWorker.run")
-            result = await self.manager.run_single(response_ids, row)
-            sources = {"data_source": [str(row.get("data_source"))]}
-            st.score({"rm_scores": torch.tensor([result.score])}, keys=[key], columns=sources)
+            try:
+                result = await self.manager.run_single(response_ids, row)
+            except Exception:  # whoever catches it and scores 0 contradicts this row
+                st.tag([key], columns={"status": ["failure"], "reason": ["failed"]})
+                raise
+            _record(st, key, result.score, row)
         return result
+
+
+def record_own_score(key: str, score: float, row: Mapping[str, Any]) -> float:
+    """Trace a score that the agent loop gave itself, where no scorer is asked.
+
+    Returns:
+        The score.
+    """
+    with traced("reward", component="AgentLoop.run", consumer="AgentLoopWorker.run") as stage:
+        _record(stage, key, score, row)
+    return score
+
+
+def _record(stage: Any, key: str, score: float, row: Mapping[str, Any]) -> None:
+    sources = {"data_source": [str(row.get("data_source"))]}
+    stage.score({"rm_scores": torch.tensor([score])}, keys=[key], columns=sources)

@@ -1,0 +1,63 @@
+-- code: KEY009
+-- name: sessions draw for themselves
+-- severity: warning
+-- says: At a temperature above 0, sessions of one group do not answer alike more often than their log-probs let expect: a seed of its own reaches the engine for each of them.
+-- needs: key, fingerprint, sum
+-- fields: responses, rollout_log_probs
+-- examines: select sum(n) from events where op = 'produce' and field = 'rollout_log_probs' and stage = 'rollout' and partition is distinct from 'val' and coalesce(setting(run_id, 'actor_rollout_ref.rollout.do_sample'), 'true') = 'true' and coalesce(try_cast(setting(run_id, 'actor_rollout_ref.rollout.top_k') as bigint), -1) <= 0 and (coalesce(try_cast(setting(run_id, 'actor_rollout_ref.rollout.temperature') as double), 1) = 1 or (try_cast(setting(run_id, 'actor_rollout_ref.rollout.temperature') as double) > 0 and setting(run_id, 'actor_rollout_ref.rollout.logprobs_mode') = 'processed_logprobs'))
+-- subsumed_by: KEY004
+-- source: TRL's engine was seeded by rank only; exp of a session's summed log-probs is the chance of its answer, so copies can be expected or not
+-- causes: Every session of a group was sent with one seed, the engine was seeded anew before each request, or the group was generated once and repeated.
+create or replace temp table sampled as
+-- Steps whose log-probs are those of the sampler's own distribution; a nucleus makes an answer likelier by 1 / top_p a token.
+select rid, step_id, greatest(0, -ln(top_p)) as nucleus
+from (
+    select e.rid, e.step_id,
+        coalesce(try_cast(setting(run_id, 'actor_rollout_ref.rollout.temperature') as double), 1) as temperature,
+        coalesce(try_cast(setting(run_id, 'actor_rollout_ref.rollout.top_p') as double), 1) as top_p,
+        coalesce(try_cast(setting(run_id, 'actor_rollout_ref.rollout.top_k') as bigint), -1) as top_k,
+        coalesce(setting(run_id, 'actor_rollout_ref.rollout.do_sample'), 'true') as samples,
+        setting(run_id, 'actor_rollout_ref.rollout.logprobs_mode') as mode
+    from events as e
+    where op = 'produce' and field = 'rollout_log_probs' and stage = 'rollout' and partition is distinct from 'val'
+)
+where samples = 'true' and temperature > 0 and top_p > 0 and top_k <= 0
+    and (temperature = 1 or mode = 'processed_logprobs');
+create or replace temp table repeated as
+select distinct step_id
+from (
+    select b.step_id, b.responses_fp, b.response_len, k.group_id
+    from base as b join keys as k using (id)
+    where not b.is_padding and k."index" = 0 and b.step_id in (select step_id from sampled)
+    qualify count(*) over (partition by b.step_id, k.group_id, b.responses_fp, b.response_len) > 1
+);
+insert into suspects
+select rid from sampled where step_id in (select step_id from repeated);
+with sessions as (
+    select b.step_id, s.rid, k.key, k.uid, k.group_id, k.session_id, b.responses_fp, b.response_len,
+        least(0, e.sum_in + coalesce(e.mask_sum, e.valid_length) * s.nucleus) as log_p
+    from elements as e
+    join sampled as s using (rid)
+    join keys as k using (key)
+    join base as b using (id)
+    where k."index" = 0 and not b.is_padding
+),
+judged as (
+    select *, row_number() over (partition by step_id, group_id, responses_fp, response_len order by session_id) as copy,
+        first_value(key) over (partition by step_id, group_id, responses_fp, response_len order by session_id) as first_key,
+        -- of an answer of chance p, (n - 1) / 2 * p is its part of the pairs of n sessions that are expected to be alike
+        sum(exp(log_p)) over (partition by step_id, group_id) * (count(*) over (partition by step_id, group_id) - 1) / 2
+            / count(*) over (partition by step_id, group_id) as expected_share
+    from sessions
+),
+steps as (
+    select step_id, count(*) filter (copy > 1) as copies, sum(expected_share) as expected
+    from judged
+    group by step_id
+)
+select rid, key, 'an answer of its own' as expected, 'that of ' || first_key as actual,
+    case when log_p < -20 then printf('%d tokens, log-probs sum to %.1f', response_len, log_p)
+        else printf('%d copies in the step, %.2f expected', copies, s.expected) end as detail,
+    null as severity
+from judged join steps as s using (step_id)
+where copy > 1 and (log_p < -20 or copies > 6 + 5 * s.expected)

@@ -1,0 +1,38 @@
+-- code: LGP001
+-- name: log-probs are log-probs
+-- severity: error
+-- says: On policy tokens a log-prob is finite and at most 0 (1e-4 of roundoff); the sampler's are exactly 0 outside the mask; a batch sampled at a temperature above 0 is not all zeros.
+-- needs: key, nonfinite_in, max_in
+-- fields:
+-- examines: select sum(n) from events where entity = 'trajectory' and op <> 'compare' and field in ('log_probs', 'old_log_probs', 'ref_log_prob', 'rollout_log_probs') and nonfinite_in is not null
+-- subsumed_by: QUE003, LEN001, MSK001
+-- source: seen in verl and TRL: probabilities stored for log-probs, -inf of a truncated support, a placeholder of zeros
+-- causes: The log was forgotten or taken of a truncated distribution, a buffer was not filled, or an engine gave no log-probs and zeros took their place.
+create or replace temp table no_log_probs as
+select rid,
+    -- the sampler's zeros outside the mask are the rollout's word: who reads them later may see another mask
+    field = 'rollout_log_probs' and op = 'produce' as whose,
+    low = 0 and high = 0 and masked >= 16 and partition is distinct from 'val' and stage <> 'validate'
+        and field <> 'log_probs' and coalesce(setting(run_id, 'actor_rollout_ref.rollout.do_sample'), 'true') <> 'false'
+        as empty
+from events
+where entity = 'trajectory' and op <> 'compare'
+    and field in ('log_probs', 'old_log_probs', 'ref_log_prob', 'rollout_log_probs')
+    and (nonfinite_in > 0 or high > 1e-4 or (low = 0 and high = 0) or (field = 'rollout_log_probs' and outside > 0));
+insert into suspects
+select rid from no_log_probs;
+select rid, key, 'finite' as expected, printf('%d tokens are not', nonfinite_in) as actual, null as detail, null as severity
+from elements
+where nonfinite_in > 0
+union all
+select rid, key, 'at most 0', printf('%.6g', max_in), 'greatest on a policy token', null
+from elements
+where max_in > 1e-4
+union all
+select rid, key, '0 outside the mask', printf('%d tokens outside are not zero', nnz_out), null, null
+from elements join no_log_probs using (rid)
+where whose and nnz_out > 0
+union all
+select rid, null, 'log-probs of tokens that were drawn', 'all zeros', printf('%d policy tokens', masked), null
+from events join no_log_probs using (rid)
+where empty

@@ -1,0 +1,33 @@
+-- code: LGP003
+-- name: log-probs belong to their tokens
+-- severity: error
+-- says: Two log-probs of the same tokens correlate best where they stand: shifted by one token they do not correlate better by more than 0.2, over 256 tokens, or much better over 16. A warning where it is so on some rows only.
+-- needs: key, corr0, corr_prev, corr_next
+-- fields:
+-- examines: select sum(c) from (select case when sum(n_in) >= 16 then count(*) end as c from pair_cells where against in ('rollout_log_probs', 'old_log_probs') and field in ('old_log_probs', 'ref_log_prob', 'log_probs') and n_in >= 4 and corr0 is not null and corr_prev is not null and corr_next is not null group by rid)
+-- subsumed_by: LEN004, LEN001, TOK001, LGP009
+-- source: seen in TRL and ROLL: logits[:, :-1][:, :K] for logits[:, -K-1:-1]; values one token late
+-- causes: The position that predicts a token and the token's own were confused: logits or labels were shifted once too often, or not at all.
+create or replace temp table lagged as
+with rows_of as (
+    select rid, id, n_in, corr0, greatest(corr_prev, corr_next) as shifted, corr_prev >= corr_next as earlier
+    from pair_cells
+    where against in ('rollout_log_probs', 'old_log_probs') and field in ('old_log_probs', 'ref_log_prob', 'log_probs')
+        and n_in >= 4 and corr0 is not null and corr_prev is not null and corr_next is not null
+),
+batches as (
+    select rid, sum(n_in) as tokens, sum(n_in * corr0) / sum(n_in) as here,
+        sum(n_in * shifted) / sum(n_in) as there, bool_and(shifted > corr0 + 0.2) as everywhere
+    from rows_of
+    group by rid
+)
+select r.*, here, there, tokens, everywhere,
+    (tokens >= 256 and there > here + 0.2) or (tokens >= 16 and there > 0.9 and here < 0.5) as batch
+from rows_of as r join batches as b using (rid)
+where r.shifted > r.corr0 + 0.2;
+select rid, key, printf('correlation %.3f', corr0) as expected,
+    printf('%.3f with the other side one token %s', shifted, case when earlier then 'earlier' else 'later' end) as actual,
+    printf('over the batch %.3f and %.3f, %d tokens', here, there, cast(tokens as bigint)) as detail,
+    case when batch and everywhere then 'error' else 'warning' end as severity
+from lagged join keys using (id)
+where batch or n_in >= 256

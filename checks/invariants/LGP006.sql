@@ -1,0 +1,51 @@
+-- code: LGP006
+-- name: the reference stays the first policy
+-- severity: error
+-- says: The reference's weights do not change; in the first step of a fresh run its log-probs are the old ones within the band; once the actor's weights have changed they are not the old ones bit for bit.
+-- needs: key
+-- fields: ref_log_prob
+-- examines: select count(*) from events where (entity = 'param' and weights.phase = 'ref' and c is not null) or (op = 'compare' and field = 'ref_log_prob')
+-- subsumed_by: LGP001, LGP003, LGP005, LEN004, QUE003
+-- source: seen in TRL: a reference that is the bare base model; verl's ref_in_actor with the adapter left on
+-- causes: The reference shares tensors with the actor, is synchronised with it, or is the actor with its adapter left on; or it was never the policy the run began with.
+create or replace temp table reference_rows as
+select rid, run_id, c, ord,
+    lag(c) over (partition by run_id, process, stage, op, field, n order by ord) as before
+from events
+where entity = 'param' and weights.phase = 'ref' and c is not null;
+create or replace temp table actor_syncs as
+select run_id, ord, c, c <> first_value(c) over (partition by run_id order by ord) as moved
+from events
+where entity = 'param' and op = 'sync' and weights.phase = 'actor' and c is not null;
+create or replace temp table reference_pairs as
+with pairs as (
+    select rid, sum(absdiff_sum) as off, sum(n_in) as tokens, sum(n_equal) as equal, sum(n_in) filter (n_in >= 32) as long
+    from pair_cells
+    where field = 'ref_log_prob' and against = 'old_log_probs' and n_in > 0
+    group by rid
+)
+select p.*, band(e.run_id) as band,
+    e.global_steps = 1 and not exists (
+        select 1 from events as o
+        where o.op = 'optim_step' and o.run_id is not distinct from e.run_id and o.ord < e.ord
+    ) and setting(e.run_id, 'actor_rollout_ref.ref.model.path') is null as fresh,
+    coalesce((
+        select arg_max(s.moved, s.ord) from actor_syncs as s
+        where s.run_id is not distinct from e.run_id and s.ord < e.ord
+    ), false) as moved
+from pairs as p join events as e using (rid)
+where e.stage = 'ref_log_prob';
+select rid, null as key, printf('weights %x, as before', before) as expected, printf('%x', c) as actual,
+    'the reference has changed' as detail, null as severity
+from reference_rows
+where c <> before
+union all
+select rid, keys.key, printf('within %g nats of old_log_probs', band), printf('%.6g', absdiff_sum / n_in),
+    'no update has been made', null
+from reference_pairs join pair_cells using (rid) join keys using (id)
+where fresh and n_in > 0 and off / tokens > band and absdiff_sum / n_in > band
+union all
+select rid, keys.key, 'another policy than the actor, which has changed', printf('all %d tokens equal bit for bit', n_in),
+    'ref_log_prob is old_log_probs', null
+from reference_pairs join pair_cells using (rid) join keys using (id)
+where moved and n_in > 0 and n_equal = n_in and (n_in >= 32 or (equal = tokens and tokens >= 16))

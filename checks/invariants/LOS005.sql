@@ -1,0 +1,155 @@
+-- code: LOS005
+-- name: the loss recomputes
+-- severity: error
+-- says: A numerator is the sum of its rows' losses as the mode takes them; before the first update a row's policy loss is minus its advantages, times the importance weights, and its KL one that log-probs so far apart have; afterwards the policy loss is within the clip's bounds; a logged actor/ metric is the mean over the optimiser steps.
+-- needs: loss, sum_in
+-- fields: loss
+-- examines: select count(*) from events where (loss is not null and update_index is not null) or (stage = 'update_actor' and op = 'forward' and field in ('pg_loss', 'kl_loss', 'entropy_loss'))
+-- subsumed_by: LOS001, LOS002, LOS003, ADV001, ADV002, ADV004, QUE003, MSK002, KEY003, LGP001
+-- source: verl's agg_loss and compute_policy_loss_vanilla; a sequence mean divided by its length twice seen in ROLL
+-- causes: The aggregation is not that of its name, the advantage met another row's ratio, the clip was put on the other side, weights were applied twice, or a metric averages what it should add.
+create or replace temp table row_losses as
+select c.rid, c.id, c.field, c.sum_in, c.min_in, c.max_in, c.mask_sum, e.run_id, e.process, e.global_steps, e.step_id,
+    e.update_index, e.micro_batch, e.coord.dp as dp
+from loss_cells as c join events as e using (rid)
+where c.stage = 'update_actor';
+create or replace temp table batches_of as
+select run_id, global_steps, update_index,
+    max(coalesce(try_cast(attrs['first_update'] as bigint), 0)) as first_update,
+    max(coalesce(try_cast(attrs['trajectories'] as double), 1)) as trajectories
+from events
+where stage = 'update_actor' and op = 'split' and micro_batch is null
+group by run_id, global_steps, update_index;
+create or replace temp table policy_rows as
+with weights_of as (
+    select step_id, id, any_value(sum_in) as weight from loss_cells where field = 'rollout_is_weights' group by step_id, id
+),
+advantages_of as (
+    select step_id, id, any_value(sum_in) as added, any_value(min_in) as least, any_value(max_in) as greatest,
+        any_value(mask_sum) as tokens
+    from advantage_cells where field = 'advantages' group by step_id, id
+),
+settings as (
+    select run_id, band(run_id) as band,
+        coalesce(setting(run_id, 'algorithm.rollout_correction.bypass_mode'), 'false') = 'true' as bypass,
+        setting(run_id, 'algorithm.rollout_correction.rollout_is') is not null as weighed,
+        coalesce(setting(run_id, 'actor_rollout_ref.actor.policy_loss.loss_mode'), 'vanilla') = 'vanilla' as vanilla,
+        try_cast(setting(run_id, 'actor_rollout_ref.actor.clip_ratio') as double) as clip,
+        try_cast(setting(run_id, 'actor_rollout_ref.actor.clip_ratio_low') as double) as low,
+        try_cast(setting(run_id, 'actor_rollout_ref.actor.clip_ratio_high') as double) as high,
+        try_cast(setting(run_id, 'actor_rollout_ref.actor.clip_ratio_c') as double) as dual
+    from (select distinct run_id from row_losses)
+)
+select r.*, a.added, a.least, a.greatest, a.tokens, w.weight, s.band,
+    not s.bypass and r.update_index = b.first_update and (not s.weighed or w.weight is not null) as first,
+    a.least = a.greatest as flat, s.vanilla and not s.weighed and s.clip is not null as bounded,
+    greatest(abs(a.least), abs(a.greatest)) as size, 1 + coalesce(s.high, s.clip) as top, 1 - coalesce(s.low, s.clip) as bottom,
+    s.dual
+from row_losses as r
+join advantages_of as a using (step_id, id)
+join settings as s on s.run_id is not distinct from r.run_id
+join batches_of as b
+    on b.run_id is not distinct from r.run_id and b.global_steps = r.global_steps and b.update_index = r.update_index
+left join weights_of as w on w.step_id = r.step_id and w.id = r.id
+where r.field = 'pg_loss' and r.mask_sum > 0 and a.tokens > 0;
+create or replace temp table kl_rows as
+-- before the first update the policy is the old one, whose distance from the reference was measured: so much bounds
+-- every estimator of the KL
+select r.rid, r.id, r.sum_in, p.n_in, p.absdiff_sum as d, p.absdiff_max as m, band(r.run_id) as band,
+    rtrim(setting(r.run_id, 'actor_rollout_ref.actor.kl_loss_type'), '+') as kind
+from row_losses as r
+join (
+    select step_id, id, n_in, absdiff_sum, absdiff_max from pair_cells
+    where field = 'ref_log_prob' and against = 'old_log_probs' and n_in > 0
+) as p using (step_id, id)
+join batches_of as b
+    on b.run_id is not distinct from r.run_id and b.global_steps = r.global_steps and b.update_index = r.update_index
+where r.field = 'kl_loss' and r.update_index = b.first_update and r.mask_sum = p.n_in
+    and coalesce(setting(r.run_id, 'algorithm.rollout_correction.bypass_mode'), 'false') <> 'true';
+with sums as (
+    select run_id, process, global_steps, update_index, micro_batch, dp, field, sum(sum_in) as added,
+        sum(sum_in / mask_sum) filter (mask_sum > 0) as means,
+        sum(greatest(abs(min_in), abs(max_in)) * mask_sum) as size
+    from row_losses
+    group by all
+),
+numerators as (
+    select l.rid, l.loss.term as term, l.loss.mode as mode, l.loss.numerator as numerator, s.size,
+        case when l.loss.mode = 'seq-mean-token-mean' then coalesce(s.means, 0) else s.added end as whole
+    from events as l
+    join sums as s
+        on s.run_id is not distinct from l.run_id and s.process is not distinct from l.process
+        and s.global_steps = l.global_steps and s.update_index = l.update_index
+        and s.micro_batch is not distinct from l.micro_batch and s.dp is not distinct from l.coord.dp
+        and s.field = l.loss.term
+    where l.loss is not null and l.loss.mode in ('token-mean', 'seq-mean-token-sum', 'seq-mean-token-mean')
+),
+terms as (
+    select e.run_id, e.global_steps, b.first_update, any_value(b.trajectories) as trajectories, e.update_index,
+        'actor/' || e.loss.term as name, sum(e.loss.numerator / e.loss.denominator) as value
+    from events as e
+    join batches_of as b
+        on b.run_id is not distinct from e.run_id and b.global_steps = e.global_steps and b.update_index = e.update_index
+    where e.loss is not null
+    group by e.run_id, e.global_steps, b.first_update, e.update_index, e.loss.term
+    union all
+    select e.run_id, e.global_steps, b.first_update, b.trajectories, e.update_index, 'actor/grad_norm', e.optim.grad_norm
+    from events as e
+    join batches_of as b
+        on b.run_id is not distinct from e.run_id and b.global_steps = e.global_steps and b.update_index = e.update_index
+    where e.op = 'optim_step'
+),
+means as (
+    -- a step that trains on several batches weighs them by their trajectories
+    select run_id, global_steps, name, sum(value * trajectories) / sum(trajectories) as value, max(abs(value)) as size
+    from (
+        select run_id, global_steps, first_update, name, avg(value) as value, any_value(trajectories) as trajectories
+        from terms group by run_id, global_steps, first_update, name
+    )
+    group by run_id, global_steps, name
+),
+logged as (
+    select c.rid, keys.key as name, c."sum" as value, m.value as whole, m.size
+    from group_cells as c join keys using (id) join events as e on e.rid = c.rid
+    join means as m on m.run_id is not distinct from e.run_id and m.global_steps = e.global_steps and m.name = keys.key
+    where c.field = 'metrics'
+),
+weighed as (
+    select *, case when flat then -least * coalesce(weight, mask_sum) else -added end as whole
+    from policy_rows
+    where first and (flat or (weight is null and mask_sum = tokens))
+)
+select rid, term as key, printf('%.9g', whole) as expected, printf('%.9g', numerator) as actual,
+    printf('%s of the rows of the micro-batch', mode) as detail, null as severity
+from numerators
+where abs(numerator - whole) > said('loss.relative') * size + 1e-9
+union all
+select rid, keys.key, printf('%.6g, minus its advantages', whole), printf('%.6g', sum_in),
+    printf('policy loss over %d tokens, before the first update', mask_sum), null
+from weighed join keys using (id)
+where abs(sum_in - whole) > (2 * band + said('loss.relative')) * size * greatest(mask_sum, coalesce(weight, 0)) + 1e-9
+union all
+select rid, keys.key, printf('from %.6g to %.6g', bottom_loss, top_loss), printf('from %.6g to %.6g', min_in, max_in),
+    printf('policy loss by token, of advantage %.6g under the clip', least), null
+from (
+    select *, case when least > 0 then -least * top else -least * bottom end as bottom_loss,
+        case when least > 0 then 0 else -least * dual end as top_loss
+    from policy_rows where flat and bounded
+) join keys using (id)
+where min_in < bottom_loss - said('loss.relative') * size or max_in > top_loss + said('loss.relative') * size
+union all
+select rid, keys.key, printf('from %.6g to %.6g', least, greatest), printf('%.6g', sum_in),
+    printf('KL by %s, of log-probs %.6g apart over %d tokens', kind, d, n_in), null
+from (
+    select *, n_in * band * (m + band) as slack,
+        case kind when 'kl' then -d when 'k1' then -d when 'abs' then d
+            when 'mse' then d * d / (2 * n_in) when 'k2' then d * d / (2 * n_in) else exp(-m) * d * d / (2 * n_in) end as least,
+        case when kind in ('kl', 'k1', 'abs') then d when kind in ('mse', 'k2') then m * d / 2
+            else exp(m) * m * d / 2 end as greatest
+    from kl_rows where kind in ('kl', 'k1', 'abs', 'mse', 'k2', 'low_var_kl', 'k3')
+) join keys using (id)
+where sum_in < least - slack or sum_in > greatest + slack
+union all
+select rid, name, printf('%.9g', whole), printf('%.9g', value), 'mean over the optimiser steps, and as logged', null
+from logged
+where abs(value - whole) > said('loss.relative') * size + 1e-9

@@ -1,0 +1,146 @@
+"""``lineage selftest``: what it says of a fault, of a clean run and of one that is not, and the page it writes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from lineage.checks.catalogue import catalogue
+from lineage.cli import selftest_page, selftest_text
+from lineage.cli.trials import Kind, Outcome, Place, Result, Seen, Trial, attempt
+from lineage.trainer.faults.registry import all_faults
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "selftest.md"
+WANTED = Place("MSK002", "update_actor", 2)
+
+
+def outcome(result: Result, name: str = "some_fault", kind: Kind = Kind.FAULT, **said: object) -> Outcome:
+    """An outcome made by hand."""
+    wanted = WANTED if kind is Kind.FAULT else None
+    return Outcome(Trial(kind, name), result, wanted, **said)  # type: ignore[arg-type]
+
+
+CAUGHT = outcome(
+    Result.CAUGHT,
+    blamed=WANTED,
+    headline=("MSK002 ...",),
+    seen={"KEY001": Seen("pass", 9, 0, 0), "MSK002": Seen("fail", 9, 1, 0)},
+)
+OFFENDERS = (
+    outcome(Result.MISSED, "missed_one"),
+    outcome(Result.WRONG_CODE, "wrong_code_one", blamed=Place("KEY001", "rollout", 2)),
+    outcome(Result.WRONG_STAGE, "wrong_step_one", blamed=Place("MSK002", "update_actor", 1)),
+    outcome(Result.CRASHED, "crashed_one", error="ValueError: no"),
+    outcome(Result.FALSE_ALARM, "tools", Kind.CLEAN, blamed=Place("KEY001", "rollout", 1)),
+    outcome(Result.BROKEN, "some_law", Kind.LAW, error="the weights differ"),
+)
+
+
+def test_every_offender_is_named_with_what_was_wanted() -> None:
+    """A missed fault, a wrong code, a wrong step, a crash, a false alarm and a broken law: a line each."""
+    lines = list(selftest_text.lines([CAUGHT, *OFFENDERS], 3.0, 2, each=False, matrix=False))
+    assert lines[0] == "5 faults: 1 caught, 1 missed, 1 wrong code, 1 wrong stage, 1 crashed"
+    assert "  missed: missed_one: wanted MSK002 at update_actor, step 2; got nothing" in lines
+    assert any(line.startswith("  wrong code: wrong_code_one: ") and "got KEY001 at rollout" in line for line in lines)
+    assert any(line.startswith("  wrong stage: wrong_step_one: ") for line in lines)
+    assert "  crashed: crashed_one: ValueError: no" in lines
+    assert any(line.startswith("  false alarm: tools: KEY001 at rollout, step 1") for line in lines)
+    assert "  broken: some_law: the weights differ" in lines
+    assert lines[-1] == "2 codes, 7 trials in 3 s with 2 workers"
+
+
+def test_the_matrix_says_who_else_fails() -> None:
+    """A line a fault: its code, and the others that fail on it; brackets around a code that is silent."""
+    seen = {"MSK002": Seen("pass", 9, 0, 0), "QUE003": Seen("fail", 9, 1, 0)}
+    lines = list(selftest_text.matrix_lines([CAUGHT, outcome(Result.WRONG_CODE, "other", seen=seen)]))
+    assert lines[:2] == ["MSK002    some_fault  only this code", "(MSK002)  other       also QUE003"]
+    assert selftest_text.only_by([CAUGHT]) == {"MSK002": ["some_fault"]}
+
+
+def test_a_page_has_a_part_for_each_command(tmp_path: Path) -> None:
+    """A whole selftest and the random clean runs each write their part and leave the other."""
+    page = tmp_path / "selftest.md"
+    selftest_page.write(page, [CAUGHT, *OFFENDERS], 3.0, 2, None)
+    first = page.read_text("utf-8")
+    assert selftest_page.faults_on(first) == [one.trial.name for one in (CAUGHT, *OFFENDERS[:4])]
+    clean = outcome(Result.CLEAN, "random 0", Kind.CLEAN, seen={"KEY001": Seen("vacuous", 0, 0, 0)})
+    selftest_page.write(page, [clean], 1.0, 2, seed=5)
+    both = page.read_text("utf-8")
+    assert "`lineage selftest --clean-runs 1 --seed 5`: 1 clean, 0 not" in both
+    assert "codes that never saw anything to judge: KEY001" in both
+    assert both.startswith(first.partition("<!-- clean runs")[0])
+
+
+def test_a_page_of_another_kind_is_left_alone(tmp_path: Path) -> None:
+    """A file that this command did not make is not written over."""
+    from lineage.errors import UserError
+
+    page = tmp_path / "notes.md"
+    page.write_text("mine\n")
+    with pytest.raises(UserError, match="name a page this command made"):
+        selftest_page.write(page, [CAUGHT], 3.0, 2, None)
+    assert page.read_text() == "mine\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--fault", "nonsense_without_like"), "no fault 'nonsense_without_like'"),
+        (("--fault", "late_writer", "--matrix"), "only one can be meant"),
+        (("--matrix", "--write", "x.md"), "leave --fault, --code, --matrix out"),
+        (("--code", "KEY99"), "KEY99"),
+    ],
+)
+def test_a_wrong_use_is_one_line(command, arguments, says) -> None:
+    """Exit code 2, before any run is recorded."""
+    done = command("selftest", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert says in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+def test_without_the_train_extra_it_is_one_line(command, monkeypatch) -> None:
+    """The base has no trainer to try: what is missing, and the line that installs it."""
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else real(name))
+    for name in ("selftest", "faults"):
+        done = command(name)
+        assert (done.code, done.out) == (2, "")
+        (line,) = done.err.splitlines()
+        assert 'pip install "rl-lineage[train]"' in line
+
+
+def test_a_run_that_raises_is_an_outcome(tmp_path: Path) -> None:
+    """A configuration that cannot run is a crash with its line, not the end of the selftest."""
+    done = attempt(Trial(Kind.CLEAN, "impossible", ("data.train_batch_size=1",)), tmp_path)
+    assert done.result is Result.CRASHED
+    assert done.error.startswith("ConfigError: ")
+
+
+def test_a_clean_run_is_judged_by_every_code_and_its_trace_goes(tmp_path: Path) -> None:
+    """Nothing fails on the lab's own configuration, and nothing is left unless it is kept."""
+    done = attempt(Trial(Kind.CLEAN, "lab"), tmp_path)
+    assert (done.result, done.error, done.headline) == (Result.CLEAN, "", ())
+    assert set(done.seen) == {one.code for one in catalogue()}
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_fault_s_headline_is_printed_and_said_to_be_right(process) -> None:
+    """``--fault`` prints what ``lineage check`` would of it; exit 0 when it is what the registry says."""
+    done = process("selftest", "--fault", "padding_is_never_cleared")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("QUE002 ")
+    assert "padding_is_never_cleared: as the registry says, QUE002 at clear, step 2" in done.stdout
+    said = json.loads(process("selftest", "--fault", "padding_is_never_cleared", "--json").stdout)
+    (trial,) = said["trials"]
+    assert (said["ok"], trial["result"], trial["seen"]["QUE002"]["verdict"]) == (True, "caught", "fail")
+
+
+def test_the_page_lists_the_faults_of_the_registry() -> None:
+    """A fault added, renamed or removed makes the page stale: ``lineage selftest --write docs/selftest.md``."""
+    assert sorted(selftest_page.faults_on(PAGE.read_text("utf-8"))) == sorted(all_faults())

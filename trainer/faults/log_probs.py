@@ -1,0 +1,355 @@
+"""Faults of log-probs: of another temperature, of other positions, in fewer bits, by another author."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lineage import hooks
+from lineage.trainer.actor import fetch
+from lineage.trainer.faults.registry import Seams, fault
+from lineage.trainer.faults.seams import TRAJECTORY_FIELDS
+from lineage.trainer.log_prob import TokenScores
+from lineage.trainer.protocol import KVBatchMeta, nested_from_list
+from lineage.trainer.rollout.sampling import Drawn
+from lineage.trainer.stages.fields import put
+from lineage.trainer.training import rows_of
+
+DECODE = "lineage.trainer.rollout.hf.decode"
+FORWARD = "lineage.trainer.training._forward"
+SCORE = "lineage.trainer.log_prob._score"
+PUT = "lineage.trainer.stages.log_prob.put"
+COOL, CUT = "actor_rollout_ref.rollout.temperature=0.7", "actor_rollout_ref.rollout.top_p=0.9"
+EPOCHS = "actor_rollout_ref.actor.ppo_epochs=2"
+
+
+def sampled(change: Callable[[Tensor], Tensor], rows: slice = slice(None)) -> Seams:
+    """The sampler's log-probs, changed in these rows of a batch; ``change`` takes ``(response_len,)`` float32."""
+
+    def decode(original: Any, *args: Any, **options: Any) -> Drawn:
+        drawn: Drawn = original(*args, **options)
+        scores = list(drawn.log_probs)
+        for row in range(len(scores))[rows]:
+            scores[row] = change(torch.tensor(scores[row])).tolist()
+        return replace(drawn, log_probs=scores)
+
+    return {DECODE: decode}
+
+
+def anchored(change: Callable[[list[Tensor]], list[Tensor]]) -> Seams:
+    """``old_log_probs`` as they are written, changed: ``change`` takes a row's values each."""
+
+    def write(original: Any, parts: Any, batch: KVBatchMeta, columns: dict[str, Tensor]) -> None:
+        if "old_log_probs" in columns:
+            columns = {**columns, "old_log_probs": nested_from_list(change(rows_of(columns["old_log_probs"])))}
+        original(parts, batch, columns)
+
+    return {PUT: write}
+
+
+def tempered(stage: str, temperature: float) -> Seams:
+    """Forward passes of one stage that are given a temperature of their own."""
+
+    def forward(original: Any, module: Any, rows: Any, asked: float, *rest: Any) -> TokenScores:
+        given = temperature if hooks.current().name == stage else asked
+        scores: TokenScores = original(module, rows, given, *rest)
+        return scores
+
+    return {FORWARD: forward}
+
+
+# --------------------------------------------------------------------------------------------------------- LGP001
+
+
+@fault("LGP001", "rollout")
+def probabilities_for_log_probs() -> Seams:
+    """The engine's answer holds probabilities, and nobody takes their logarithm."""
+    return sampled(torch.exp)
+
+
+@fault("LGP001", "rollout", CUT)
+def positive_log_probs() -> Seams:
+    """The engine returns negative log-likelihoods, which are stored as log-probs."""
+    return sampled(torch.neg)
+
+
+@fault("LGP001", "rollout", CUT)
+def placeholder_log_probs() -> Seams:
+    """The engine was not asked for log-probs, and zeros stand where they belong."""
+    return sampled(torch.zeros_like)
+
+
+@fault("LGP001", "rollout", reports=["vllm-prompt-logprobs-uninitialised"])
+def buffer_not_filled() -> Seams:
+    """A buffer of log-probs is not written where the cache spared the work: what was in it is read, here not a number."""
+
+    def unfilled(scores: Tensor) -> Tensor:
+        scores[0] = float("nan")
+        return scores
+
+    return sampled(unfilled, slice(1, 2))
+
+
+@fault("LGP001", "old_log_prob")
+def infinite_old_log_prob() -> Seams:
+    """One token's old log-prob is minus infinity: it lay outside a support that the trainer cut too."""
+
+    def infinite(rows: list[Tensor]) -> list[Tensor]:
+        first = rows[0].clone()
+        first[0] = -float("inf")
+        return [first, *rows[1:]]
+
+    return anchored(infinite)
+
+
+@fault("LGP001", "rollout", "+experiment=tools", "data.max_response_length=128")
+def observations_have_log_probs() -> Seams:
+    """The tokens of a tool's answer are given a log-prob, as if the policy had drawn them."""
+
+    def write(original: Any, *args: Any) -> Any:
+        fields = original(*args)
+        pairs = zip(rows_of(fields["rollout_log_probs"]), rows_of(fields["response_mask"]), strict=True)
+        fields["rollout_log_probs"] = nested_from_list(
+            [torch.where(mask.bool(), row, torch.full_like(row, -1.0)) for row, mask in pairs]
+        )
+        return fields
+
+    return {TRAJECTORY_FIELDS: write}
+
+
+# --------------------------------------------------------------------------------------------------------- LGP002
+
+
+@fault("LGP002", "old_log_prob", COOL, reports=["prime-logprob-divided-by-temperature"])
+def sampler_divides_log_probs() -> Seams:
+    """The sampler divides its log-probs by the temperature instead of the logits."""
+    return sampled(lambda scores: scores / 0.7)
+
+
+@fault("LGP002", "old_log_prob", COOL, reports=["verl-pearson-metric-scaled-vs-raw", "nemo-temperature"])
+def sampler_log_probs_are_raw() -> Seams:
+    """The engine returns log-probs of before the temperature, and says that they are of after it."""
+
+    def draw(original: Any, logits: Tensor, params: Any, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        tokens, _ = original(logits, params, uniform)
+        return tokens, logits.log_softmax(dim=-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+    return {"lineage.trainer.rollout.sampling.draw": draw}
+
+
+@fault("LGP002", "old_log_prob", reports=["oi-bf16-lm-head"])
+def sampler_head_in_bfloat16() -> Seams:
+    """The sampler's head computes in bfloat16, the trainer's in float32."""
+
+    def draw(original: Any, logits: Tensor, params: Any, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        tokens, scores = original(logits.bfloat16().float(), params, uniform)
+        return tokens, scores
+
+    return {"lineage.trainer.rollout.sampling.draw": draw}
+
+
+@fault("LGP002", "old_log_prob", reports=["verl-old-logprob-not-equal-first-update"])
+def one_session_scored_by_others() -> Seams:
+    """One session was retried, and keeps the log-probs of its first try."""
+    return sampled(lambda scores: scores + 0.05 * torch.linspace(-1.0, 1.0, len(scores)).sign(), slice(2, 3))
+
+
+# --------------------------------------------------------------------------------------------------------- LGP003
+
+
+@fault("LGP003", "old_log_prob", CUT)
+def sampler_log_probs_one_token_late() -> Seams:
+    """The sampler stores under each token the log-prob of the one before it."""
+    return sampled(lambda scores: scores.roll(1))
+
+
+@fault("LGP003", "old_log_prob", reports=["trl-logit-slice-whole-sequence"])
+def sampler_log_probs_one_token_early() -> Seams:
+    """The first logits of a response are dropped, not the last: each token has the log-prob of the next."""
+    return sampled(lambda scores: scores.roll(-1))
+
+
+@fault("LGP003", "old_log_prob", "trace.probe=0")
+def trainer_shifts_once_more() -> Seams:
+    """Every forward pass of the trainer shifts its log-probs by one position more, and all of them agree."""
+
+    def forward(original: Any, *args: Any) -> TokenScores:
+        scores: TokenScores = original(*args)
+        return replace(scores, log_probs=scores.log_probs.roll(1, dims=-1))
+
+    return {FORWARD: forward}
+
+
+# --------------------------------------------------------------------------------------------------------- LGP004
+
+
+@fault("LGP004", "old_log_prob", "+experiment=bypass")
+def bypass_clamps_its_anchor() -> Seams:
+    """On their way to be the anchor the sampler's log-probs are cut from below."""
+    return anchored(lambda rows: [row.clamp(min=-4.6) for row in rows])
+
+
+@fault("LGP004", "old_log_prob")
+def sampler_stands_for_the_actor() -> Seams:
+    """The bypass reaches the old log-probs and not the loss: the actor never scores its batch."""
+
+    def compute(original: Any, parts: Any, batch: KVBatchMeta) -> dict[str, float]:
+        with hooks.traced("old_log_prob", component="PPOTrainer._compute_old_log_prob"):
+            data = fetch(parts.queue, batch, ["rollout_log_probs"])
+            put(parts, batch, {"old_log_probs": data["rollout_log_probs"]})
+        return {}
+
+    return {"lineage.trainer.grpo.compute_old_log_prob": compute}
+
+
+# --------------------------------------------------------------------------------------------------------- LGP005
+
+
+@fault("LGP005", "old_log_prob", COOL, reports=["trl-temperature-not-applied", "verl-megatron-temperature-missing"])
+def old_log_probs_without_temperature() -> Seams:
+    """The pass that makes the old log-probs does not get the sampler's temperature."""
+    return tempered("old_log_prob", 1.0)
+
+
+@fault("LGP005", "ref_log_prob", COOL, reports=["slime-teacher-logprobs-temperature-zero"])
+def reference_at_another_temperature() -> Seams:
+    """The reference scores at a temperature of its own, which is hard-coded."""
+    return tempered("ref_log_prob", 0.01)
+
+
+@fault("LGP005", "update_actor", COOL)
+def update_without_temperature() -> Seams:
+    """Old and reference log-probs are tempered, those of the update are not."""
+    return tempered("update_actor", 1.0)
+
+
+@fault("LGP005", "old_log_prob", reports=["verl-eval-mode-missing"])
+def scored_in_training_mode() -> Seams:
+    """The module stays in training mode while it makes the old log-probs."""
+
+    def infer(original: Any, worker: Any, *args: Any, **options: Any) -> Any:
+        worker.module.train()
+        try:
+            return original(worker, *args, **options)
+        finally:
+            worker.module.eval()
+
+    return {"lineage.trainer.training.TrainingWorker.infer_batch": infer}
+
+
+# ------------------------------------------------------------------------------------------------- LGP007, LGP008
+
+
+@fault("LGP007", "rollout", CUT, reports=["slime-rollout-logprob-bf16"])
+def sampler_log_probs_in_bfloat16() -> Seams:
+    """The sampler's log-probs pass through bfloat16 on their way to the batch."""
+    return sampled(lambda scores: scores.bfloat16().float())
+
+
+@fault("LGP008", "update_actor", EPOCHS)
+def anchor_of_every_update() -> Seams:
+    """Each update takes its own log-probs, detached, for the old ones: the ratio is 1 in every epoch."""
+
+    def rows(original: Any, **inputs: Any) -> Any:
+        return original(**{**inputs, "old_log_prob": inputs["log_prob"].detach()})
+
+    return {"lineage.trainer.training.PolicyRows": rows}
+
+
+@fault("LGP008", "update_actor", EPOCHS)
+def anchor_forgotten_in_the_loss() -> Seams:
+    """The update reads the old log-probs, and its loss does not use them."""
+
+    def policy_loss(original: Any, log_prob: Tensor, old_log_prob: Tensor, *rest: Any, **options: Any) -> Any:
+        return original(log_prob, log_prob.detach(), *rest, **options)
+
+    return {"lineage.trainer.ppo_loss.compute_policy_loss": policy_loss}
+
+
+# --------------------------------------------------------------------------------------------------------- LGP009
+
+
+@fault("LGP009", "old_log_prob")
+def rows_of_a_pack_see_each_other() -> Seams:
+    """Rows are packed into one sequence without a mask between them: each attends to those before it."""
+
+    def forward(original: Any, module: Any, rows: Any, temperature: float, with_entropy: bool, pad: int) -> TokenScores:
+        lengths = rows.lengths("input_ids")
+        packed = {name: [torch.cat(column)] for name, column in rows.columns.items() if name in _PACKED}
+        one = replace(rows, keys=rows.keys[:1], columns=packed, tokens=rows.tokens[:1])
+        scores = original(module, one, temperature, with_entropy, pad)
+
+        def apart(values: Tensor) -> Tensor:
+            return torch.nn.utils.rnn.pad_sequence(list(values[0].split(lengths)), batch_first=True)
+
+        entropy = None if scores.entropy is None else apart(scores.entropy)
+        return TokenScores(apart(scores.log_probs), entropy, scores.temperature)
+
+    return {FORWARD: forward}
+
+
+_PACKED = ("input_ids", "attention_mask", "position_ids")
+
+
+@fault("LGP009", "old_log_prob")
+def positions_begin_anew() -> Seams:
+    """Inside the forward pass the positions begin anew in the middle of a row, where a block of a pack begins."""
+
+    def forward(original: Any, module: Any, rows: Any, *rest: Any) -> TokenScores:
+        positions = [row % (len(row) // 2 + 1) for row in rows.columns["position_ids"]]
+        scores: TokenScores = original(
+            module, replace(rows, columns={**rows.columns, "position_ids": positions}), *rest
+        )
+        return scores
+
+    return {FORWARD: forward}
+
+
+@fault(
+    "LGP009",
+    "old_log_prob",
+    "actor_rollout_ref.rollout.temperature=0.3",
+    reports=["openrlhf-entropy-before-temperature"],
+)
+def entropy_before_temperature() -> Seams:
+    """The entropy is taken of the logits as they come, the log-probs of those divided by the temperature."""
+
+    def score(original: Any, logits: Tensor, labels: Tensor, temperature: float, with_entropy: bool) -> Any:
+        log_probs, _ = original(logits, labels, temperature, False)
+        return log_probs, original(logits, labels, 1.0, True)[1] if with_entropy else None
+
+    return {SCORE: score}
+
+
+@fault("LGP009", "old_log_prob", reports=["slime-logprob-under-autocast"])
+def log_softmax_under_autocast() -> Seams:
+    """The trainer's log-softmax runs inside the autocast region: in bfloat16."""
+
+    def score(original: Any, logits: Tensor, *rest: Any) -> Any:
+        return original(logits.bfloat16(), *rest)
+
+    return {SCORE: score}
+
+
+@fault("LGP009", "old_log_prob", COOL)
+def temperature_applied_twice() -> Seams:
+    """The logits come out of the model tempered, and the trainer tempers them once more."""
+
+    def score(original: Any, logits: Tensor, labels: Tensor, temperature: float, with_entropy: bool) -> Any:
+        return original(logits / temperature, labels, temperature, with_entropy)
+
+    return {SCORE: score}
+
+
+@fault("LGP009", "old_log_prob")
+def logits_of_the_tokens_own_position() -> Seams:
+    """Each token is scored by the logits at its own position, which have seen it."""
+
+    def score(original: Any, logits: Tensor, labels: Tensor, *rest: Any) -> Any:
+        return original(logits.roll(-1, dims=-2), labels, *rest)
+
+    return {SCORE: score}

@@ -1,0 +1,92 @@
+"""Faults of the reference policy and of the KL against it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lineage.trainer.faults.registry import Seams, fault
+
+KL_PENALTY = "lineage.trainer.ppo_loss.kl_penalty"
+
+
+@fault("LGP006", "ref_log_prob")
+def reference_is_synchronised() -> Seams:
+    """The reference receives the actor's weights with every sync."""
+
+    def compute(original: Any, worker: Any, batch: Any) -> None:
+        worker.reference.module.load_state_dict(worker.policy.module.state_dict())
+        original(worker, batch)
+
+    return {"lineage.trainer.actor.ActorRolloutRefWorker.compute_ref_log_prob": compute}
+
+
+@fault("LGP006", "ref_log_prob", "+experiment=lora_ref")
+def adapter_left_on() -> Seams:
+    """The reference of a LoRA actor is that actor: its adapter is not switched off while it scores."""
+
+    @contextmanager
+    def scoring(original: Any, reference: Any) -> Iterator[nn.Module]:
+        yield reference.model
+
+    return {"lineage.trainer.lora.WithoutAdapter.scoring": scoring}
+
+
+@fault("LGP006", "ref_log_prob", step=1, onwards=True, reports=["trl-ref-is-base-not-sft-adapter"])
+def reference_is_the_base_model() -> Seams:
+    """The run goes on from a tuned policy, and the reference is what that was tuned from."""
+
+    @contextmanager
+    def scoring(original: Any, reference: Any) -> Iterator[nn.Module]:
+        yield _before_tuning(reference.module)
+
+    return {"lineage.trainer.policy.FrozenCopy.scoring": scoring}
+
+
+@fault("LGP006", "ref_log_prob", step=1, reports=["vllm-lora-lm-head-dropped"])
+def reference_without_its_head() -> Seams:
+    """Scoring leaves out what was added to the head, generation does not."""
+
+    @contextmanager
+    def scoring(original: Any, reference: Any) -> Iterator[nn.Module]:
+        module = copy.deepcopy(reference.module)
+        with torch.no_grad():
+            module.get_output_embeddings().weight.mul_(0.8)
+        yield module
+
+    return {"lineage.trainer.policy.FrozenCopy.scoring": scoring}
+
+
+@fault("LOS004", "update_actor")
+def kl_without_gradient() -> Seams:
+    """The KL of the loss is taken of detached log-probs: it is logged, and trains nothing."""
+
+    def penalty(original: Any, log_prob: Tensor, ref_log_prob: Tensor, kind: str) -> Tensor:
+        value: Tensor = original(log_prob.detach(), ref_log_prob, kind)
+        return value
+
+    return {KL_PENALTY: penalty}
+
+
+@fault("LOS005", "update_actor")
+def kl_to_the_old_policy() -> Seams:
+    """The KL of the loss is against the old policy; the reference is read, and not used."""
+
+    def loss(original: Any, config: Any, rows: Any, *rest: Any) -> Any:
+        return original(config, replace(rows, ref_log_prob=rows.old_log_prob), *rest)
+
+    return {"lineage.trainer.training.ppo_loss": loss}
+
+
+def _before_tuning(module: nn.Module) -> nn.Module:
+    base = copy.deepcopy(module)
+    with torch.no_grad():
+        for parameter in base.parameters():
+            parameter.mul_(1.05)
+    return base
