@@ -97,13 +97,17 @@ def _flat(value: Any, type_: pa.DataType) -> pa.Array:
     return pa.array(list(value), type_)
 
 
+# what the rows keep to
+CONFIG = {"algorithm": {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": True, "use_kl_in_reward": False}}
+
+
 def metadata(config: dict[str, Any] | None = None, state: dict[str, Any] | None = None) -> dict[bytes, bytes]:
     """File metadata as a closed run of the reference trainer writes it."""
     base = dict(schema().metadata or {})
     run = {"run_id": "synthetic", "profile": "lineage", "framework": "synthetic"}
     closed = {"closed": True, "steps": [], "torn": [], "dropped": {"rows": 0, "steps": [], "why": []}}
     base[META_RUN] = json.dumps(run).encode()
-    base[META_CONFIG] = json.dumps(config or {}).encode()
+    base[META_CONFIG] = json.dumps(CONFIG if config is None else config).encode()
     base[META_STATE] = json.dumps(closed | (state or {})).encode()
     return base
 

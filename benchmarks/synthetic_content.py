@@ -187,6 +187,7 @@ class Trajectories:
                 "min_in": np.where(empty, np.nan, value),
                 "max_in": np.where(empty, np.nan, value),
                 "nnz": nnz,
+                "last_nnz": np.where(nnz > 0, self.response_len - 1.0, np.nan),
                 "nnz_out": np.zeros(self.total, dtype=np.int64),
                 "max_abs_out": zero,
                 "nonfinite": np.zeros(self.total, dtype=np.int64),

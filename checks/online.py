@@ -26,7 +26,7 @@ from typing import Any, Literal, cast
 import pyarrow as pa
 
 from lineage.checks.baseline import Baseline
-from lineage.checks.blame import Headline, headline
+from lineage.checks.blame import Headline, headline, traced
 from lineage.checks.catalogue import Check, Invariant, catalogue
 from lineage.checks.engine import judge
 from lineage.checks.formats.text import headline_lines
@@ -176,7 +176,7 @@ class StepChecker:
             fresh = [(verdict, places) for verdict in verdicts if (places := self._places(verdict) - self._said)]
             self._said.update(place for _, places in fresh for place in places)
             verdicts = [verdict for verdict, _ in fresh]
-        head = headline(verdicts, chosen)
+        head = traced(headline(verdicts, chosen), self._trace)
         return None if head is None else (head, report)
 
     def _chosen(self) -> tuple[Invariant, ...]:

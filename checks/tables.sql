@@ -326,3 +326,35 @@ from (
     where k is not null and entity in ('trajectory', 'prompt')
 )
 group by k, entity, partition;
+
+-- Sessions of several outputs, with the number of the last one.
+create or replace temp table last_outputs as
+select group_id, session_id, max("index") as last from keys where "index" > 0 group by group_id, session_id;
+
+-- Advantages and returns as they were computed, each with its group; ``final``: of the last output of its session.
+create or replace temp table grouped as
+select a.rid, a.ord, a.step_id, a.field, a.id, a.mask_sum, a.min_in, a.max_in, k.group_id, k.session_id, k."index",
+    k."index" = coalesce(l.last, 0) as final, b.is_padding, b.reward
+from advantage_cells as a
+join keys as k using (id)
+join base as b using (id)
+left join last_outputs as l on l.group_id = k.group_id and l.session_id = k.session_id
+where a.stage = 'advantage' and k.group_id is not null;
+
+-- What a step's estimator is declared to be, where the run says it: grpo, and whether by the group's deviation.
+create or replace temp table estimators as
+select distinct step_id, estimator, norm in ('true', 'group') as by_std,
+    estimator = 'grpo' and norm in ('true', 'false', 'group', 'none') and aggregation <> 'normalize_then_sum' as grpo
+from (
+    select run_id, coalesce(estimator, case when scale is not null then 'grpo' end) as estimator,
+        coalesce(norm, scale) as norm, coalesce(aggregation, '') as aggregation
+    from (
+        select run_id, setting(run_id, 'algorithm.adv_estimator') as estimator,
+            setting(run_id, 'algorithm.norm_adv_by_std_in_grpo') as norm, setting(run_id, 'scale_rewards') as scale,
+            setting(run_id, 'multi_objective_aggregation') as aggregation
+        from (select distinct run_id from events)
+    )
+) as declared
+join (select distinct run_id, step_id from events where field = 'advantages' and op = 'forward') as e
+    on e.run_id is not distinct from declared.run_id
+where estimator is not null;

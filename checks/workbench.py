@@ -110,8 +110,12 @@ class Workbench:
         if self.trace in _FURNISHED:
             return
         runs = [name for (name,) in self.run("select distinct coalesce(run_id, '') from digest_events")]
-        self.con.register("config", config_table(self.trace.source, runs))
-        self.con.register("profile", self.profile.table())
+        # tables of DuckDB's own: every setting asked for would scan an Arrow table anew
+        declared = {"config": config_table(self.trace.source, runs), "profile": self.profile.table()}
+        for name, table in declared.items():
+            self.con.register(f"declared_{name}", table)
+            self.con.execute(f"create or replace temp table {name} as select * from declared_{name}")
+            self.con.unregister(f"declared_{name}")
         for macro in MACROS:
             self.con.execute(macro)
         self.con.execute("create or replace temp table suspects (rid bigint)")

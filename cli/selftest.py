@@ -17,7 +17,7 @@ from lineage.cli import selftest_page, selftest_text
 from lineage.cli.completion import complete_code
 from lineage.cli.extras import need_train_extra
 from lineage.cli.json_text import print_json
-from lineage.cli.trials import Kind, Outcome, Trial, outcomes
+from lineage.cli.trials import Kind, Outcome, Trial, outcomes, said
 from lineage.errors import UserError
 
 
@@ -72,7 +72,9 @@ def selftest_command(
     if page is not None:
         selftest_page.write(page, done, seconds, jobs, seed if clean_runs else None)
     if as_json:
-        print_json({"ok": not failed, "seconds": round(seconds, 1), "jobs": jobs, "trials": done})
+        print_json(
+            {"ok": not failed, "seconds": round(seconds, 1), "jobs": jobs, "trials": [said(one) for one in done]}
+        )
     else:
         for line in selftest_text.lines(done, seconds, jobs, each=bool(faults), matrix=matrix):
             typer.echo(line)

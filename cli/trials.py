@@ -12,11 +12,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lineage.errors import UserError, first_line
 
@@ -120,6 +120,11 @@ class Outcome:
     def failed(self) -> tuple[str, ...]:
         """The codes that failed."""
         return tuple(code for code, one in self.seen.items() if one.errors)
+
+
+def said(one: Outcome) -> dict[str, Any]:
+    """An outcome for programs: what it holds, and what follows from that."""
+    return asdict(one) | {"good": one.result.good, "failed": list(one.failed)}
 
 
 def outcomes(trials: Sequence[Trial], jobs: int, keep: Path | None = None) -> Iterator[Outcome]:

@@ -26,7 +26,8 @@ SAMPLE = 1024
 def probe(module: nn.Module, rows: SequenceRows, scores: RowScores, temperature: float, chosen: Sequence[int]) -> None:
     """Score some rows again, each alone, and record how far they are from what they had in the batch.
 
-    By arithmetic of its own, in float32: what is wrong in the trainer's is wrong in every row. A module in training mode is left alone: to score it as it should have been scored would change what it draws later.
+    By arithmetic of its own, in float32: what is wrong in the trainer's is wrong in every row. A module in training
+    mode is left alone: to score it as it should have been scored would change what it draws later.
 
     Args:
         module: what scored the batch.

@@ -5,7 +5,7 @@
 -- needs: key, nnz_out
 -- fields: advantages
 -- examines: select sum(n) from events where entity = 'trajectory' and field in ('advantages', 'returns') and outside is not null
--- subsumed_by: MSK002, REW001, ADV002, ADV005
+-- subsumed_by: MSK002, REW001, VAL001, ADV002
 -- source: S10
 -- causes: The group-relative score was broadcast over the response without the mask, or multiplied by an attention mask.
 insert into suspects

@@ -5,7 +5,7 @@
 -- needs: key, valid_length, fingerprint
 -- fields:
 -- examines: select sum(n) from events where op in ('pad', 'unpad') and field <> 'key' and entity = 'trajectory'
--- subsumed_by:
+-- subsumed_by: LEN006, LEN008
 -- source: S9
 -- causes: Padded to a width shorter than the longest row, un-padded by a mask or by a width that is not the row's own length, or padded on the other side.
 create or replace temp table converted as

@@ -5,7 +5,7 @@
 -- needs: key, valid_length, fingerprint
 -- fields: attention_mask
 -- examines: select sum(n) from events where entity = 'trajectory' and field = 'attention_mask' and op <> 'compare' and c is not null
--- subsumed_by: LEN002, LEN003, QUE003
+-- subsumed_by: LEN002, QUE003
 -- source: S2; verl takes sequence lengths from attention_mask
 -- causes: The mask was rebuilt as ids != pad (a pad token inside the row is taken out), left out so that padding is attended to, or not cut with the ids.
 create or replace temp table attended as

@@ -5,7 +5,7 @@
 -- needs: optim
 -- fields: grad_norm
 -- examines: select count(*) from events where op = 'optim_step'
--- subsumed_by: LGP001, LGP002, LGP003, LGP004, LGP005, LGP008, LGP009, LEN004, QUE003, VER004, LOS001, KEY003
+-- subsumed_by: LGP001, LGP002, LGP003, LGP004, LGP005, LGP008, LGP009, LEN004, QUE003, VER004, LOS001, KEY003, VAL001
 -- source: PPO (arXiv:1707.06347): the first ratio is 1; verl skips a step whose gradient is not finite
 -- causes: The update scores under other conditions than the old log-probs were made under (dropout, temperature, positions, autocast), or a bad gradient was stepped on, or dropped without a word.
 create or replace temp table first_pairs as

@@ -5,7 +5,7 @@
 -- needs: loss, sum_in
 -- fields: loss
 -- examines: select count(*) from events where (loss is not null and update_index is not null) or (stage = 'update_actor' and op = 'forward' and field in ('pg_loss', 'kl_loss', 'entropy_loss'))
--- subsumed_by: LOS001, LOS002, LOS003, ADV001, ADV002, ADV004, QUE003, MSK002, KEY003, LGP001
+-- subsumed_by: LOS001, LOS002, LOS003, LGP002, LGP003, LGP005, LGP006, LGP009, ADV001, ADV002, ADV004, QUE003, MSK002, KEY003, LGP001
 -- source: verl's agg_loss and compute_policy_loss_vanilla; a sequence mean divided by its length twice seen in ROLL
 -- causes: The aggregation is not that of its name, the advantage met another row's ratio, the clip was put on the other side, weights were applied twice, or a metric averages what it should add.
 create or replace temp table row_losses as

@@ -24,5 +24,5 @@ select mask_rid as rid, key, printf('mask 1 at token %d, the last generated', po
     case when mask_sum = 0 then 'mask 0 everywhere' else printf('mask 0: the last 1 is at token %d', mask_last) end as actual,
     null as detail, null as severity
 from ended join keys using (id)
-where (mask_sum = 0 or mask_last < policy_end - 1) and policy_end > 0
+where coalesce(loss_fp, mask_fp) = mask_fp and (mask_sum = 0 or mask_last < policy_end - 1) and policy_end > 0
     and id not in (select id from key_cells where reason is not null)

@@ -36,17 +36,29 @@ later as (
     select s.* from actor_sides as s join first_sides as f on f.run = s.run and f.dtype = s.dtype and s.ord > f.ord
     where s.run in (select run from frozen_cells)
 ),
+-- The weights of a sync are those of an earlier one, or of the start, though an update came between.
+again as (
+    select l.rid, l.dtype, l.run, l.ord, max(b.ord) as since, max_by(b.global_steps, b.ord) as back_to
+    from actor_sides as l join actor_sides as b on b.run = l.run and b.c = l.c and b.ord < l.ord
+    where l.op = 'sync' and (b.op = 'sync' or b.stage = 'init')
+    group by all
+),
 unmoved as (
-    select l.*, t.lr, t.grad_norm
+    select a.rid, a.dtype, a.back_to, max(t.lr) as lr, max(t.grad_norm) as grad_norm
+    from again as a join steps_taken as t on t.run = a.run and t.ord < a.ord and t.ord > a.since
+    group by all
+),
+-- One tensor among the others that is again what it was at the start, after it had moved.
+returned as (
+    select p.rid, p.id, p.fingerprint, before.fingerprint as had
     from (
-        select *, lag(c) over (partition by run order by ord) as last_c, lag(ord) over (partition by run order by ord) as since
-        from actor_sides where op = 'sync'
+        select *, lag(rid) over (partition by run order by ord) as last_rid from actor_sides where op = 'sync'
     ) as l
-    join lateral (
-        select max(lr) as lr, max(grad_norm) as grad_norm from steps_taken as t
-        where t.run = l.run and t.ord < l.ord and t.ord > l.since
-    ) as t on t.lr is not null
-    where l.c = l.last_c
+    join first_sides as s on s.run = l.run and s.dtype = l.dtype and l.dtype = 'float32'
+    join param_cells as p on p.rid = l.rid
+    join param_cells as first on first.rid = s.rid and first.id = p.id and first.fingerprint = p.fingerprint
+    join param_cells as before on before.rid = l.last_rid and before.id = p.id and before.fingerprint <> p.fingerprint
+    where p.length >= 1000 and l.rid not in (select rid from unmoved)
 )
 select l.rid, k.key, printf('%x', f.fingerprint) as expected, printf('%x', p.fingerprint) as actual,
     'a frozen parameter' as detail, null as severity
@@ -56,7 +68,14 @@ join first_prints as f on f.run = l.run and f.id = p.id
 join keys as k on k.id = p.id
 where p.fingerprint <> f.fingerprint
 union all
-select rid, null, 'weights changed by the update', 'the fingerprints of the last sync, all of them',
+select rid, null, 'weights changed by the update', 'all of them as they were after step ' || back_to,
     printf('lr %g, gradient norm %g', lr, grad_norm),
-    case when dtype = 'float32' and lr >= said('weights.seen_lr') and grad_norm >= said('weights.seen_gradient') then null else 'warning' end
+    case
+        when not (dtype = 'float32' and lr >= said('weights.seen_lr') and grad_norm >= said('weights.seen_gradient'))
+            then 'warning'
+    end
 from unmoved
+union all
+select rid, key, 'what the update before left, ' || printf('%x', had) || ', or newer', printf('%x', fingerprint),
+    'the first weights again, under this name alone', null
+from returned join keys using (id)

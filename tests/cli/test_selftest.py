@@ -64,7 +64,7 @@ def test_the_matrix_says_who_else_fails() -> None:
 def test_a_page_has_a_part_for_each_command(tmp_path: Path) -> None:
     """A whole selftest and the random clean runs each write their part and leave the other."""
     page = tmp_path / "selftest.md"
-    selftest_page.write(page, [CAUGHT, *OFFENDERS], 3.0, 2, None)
+    selftest_page.write(page, [CAUGHT, *OFFENDERS[:-1]], 3.0, 2, None)
     first = page.read_text("utf-8")
     assert selftest_page.faults_on(first) == [one.trial.name for one in (CAUGHT, *OFFENDERS[:4])]
     clean = outcome(Result.CLEAN, "random 0", Kind.CLEAN, seen={"KEY001": Seen("vacuous", 0, 0, 0)})

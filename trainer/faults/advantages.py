@@ -20,6 +20,7 @@ REJECTING = (
     "algorithm.rollout_correction.rollout_rs=token_k1",
     "algorithm.rollout_correction.rollout_rs_threshold=0.9999999_1.0000001",
 )
+DRAFTS = ("+experiment=multi_output", "actor_rollout_ref.rollout.n=4")
 
 
 def _afterwards(change: Callable[[Advantages, Tensor, Sequence[str]], Advantages]) -> Seams:
@@ -64,15 +65,26 @@ def returns_not_masked() -> Seams:
     """The advantages are masked and the returns beside them are not."""
 
     def change(made: Advantages, mask: Tensor, _keys: Sequence[str]) -> Advantages:
-        return Advantages(made.advantages, made.advantages.sum(-1, keepdim=True).expand_as(mask).contiguous())
+        high, low = made.returns.amax(-1, keepdim=True), made.returns.amin(-1, keepdim=True)
+        return Advantages(made.advantages, torch.where(high > -low, high, low).expand_as(mask).contiguous())
 
     return _afterwards(change)
+
+
+@fault("MSK002", "advantage", *REJECTING, reports=["verl-outcome-reward-on-rejected-token"])
+def a_rejection_nobody_is_told_of() -> Seams:
+    """The correction rejects the token that holds the score and marks no row: the score still moves the baseline."""
+
+    def nothing(_original: Any, before: Tensor, _after: Tensor) -> list[str | None]:
+        return [None] * len(before)
+
+    return {"lineage.trainer.stages.advantage.rejected_rows": nothing}
 
 
 # -------------------------------------------------------------------------------------------------------- ADV002
 
 
-@fault("ADV002", "advantage")
+@fault("LEN003", "advantage")
 def advantages_written_to_the_next_row() -> Seams:
     """Advantages are right, and are written back with an offset of one row."""
 
@@ -108,10 +120,10 @@ def a_loop_that_traces_no_rewards(rows: TraceRows) -> None:
 
 
 def _raise_by(row: dict[str, Any], by: float) -> None:
-    sums, masked = row["sum_in"], row["mask_sum"]
-    row["sum"] = row["sum_in"] = [
-        None if value is None else value + by * count for value, count in zip(sums, masked, strict=True)
-    ]
+    if row["sum_in"] is None:
+        return
+    sums = zip(row["sum_in"], row["mask_sum"] or row["valid_length"], strict=True)
+    row["sum"] = row["sum_in"] = [total + by * tokens for total, tokens in sums]
     for name in ("min_in", "max_in"):
         row[name] = [None if value is None else value + by for value in row[name]]
     row["fingerprint"] = [(value + 1) % 2**64 for value in row["fingerprint"]]
@@ -227,7 +239,7 @@ def the_survivor_of_a_group_trains_on_its_reward() -> Seams:
     return _alone(lambda scores: scores + 0.5)
 
 
-@fault("ADV005", "advantage", "actor_rollout_ref.rollout.n=1", reports=["roll-whiten-single-token"])
+@fault("VAL001", "advantage", "actor_rollout_ref.rollout.n=1", reports=["roll-whiten-single-token"])
 def the_deviation_of_one() -> Seams:
     """The unbiased deviation of one score is not a number, and neither is the advantage."""
     return _alone(lambda scores: torch.full_like(scores, float("nan")))

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
+import numpy as np
 
 from lineage.trainer.faults.registry import Seams, fault
 from lineage.trainer.protocol import DataProto, KVBatchMeta
-from lineage.trainer.rng import derived_seed
 
 MATERIALIZE = "lineage.trainer.replay_buffer.ReplayBuffer._materialize_batch"
 MINI_BATCHES = "lineage.trainer.training.TrainingWorker._mini_batches"
@@ -71,20 +70,6 @@ def remainder_of_the_deal() -> Seams:
     }
 
 
-@fault("KEY005", "old_log_prob")
-def log_probs_of_the_real_rows() -> Seams:
-    """The old log-probs are computed for the first half of the batch, and copied to the other half."""
-
-    def write(original: Any, worker: Any, batch: KVBatchMeta, columns: Any, weights: Any) -> None:
-        half = len(batch) // 2
-        for keys in (batch.keys[:half], batch.keys[:half]):
-            original(worker, batch.select_keys(keys), {n: rows[:half] for n, rows in columns.items()}, weights)
-        rest = batch.select_keys(batch.keys[half:])
-        original(worker, rest, {name: rows[half:] for name, rows in columns.items()}, weights)
-
-    return {"lineage.trainer.actor.ActorRolloutRefWorker._put": write}
-
-
 @fault("KEY006", "update_actor", reports=["nemo-batch-not-multiple"])
 def last_mini_batch_dropped() -> Seams:
     """The loop over mini-batches ends one too early, as a loader does that drops the remainder."""
@@ -108,15 +93,14 @@ def buffer_index_of_the_wrong_period() -> Seams:
 
 @fault("KEY006", "update_actor", "actor_rollout_ref.actor.shuffle=true", "actor_rollout_ref.actor.ppo_epochs=2")
 def later_epochs_draw_with_replacement() -> Seams:
-    """From the second epoch on the rows of a rank are drawn with replacement."""
+    """From the second epoch on the rows of a mini-batch are drawn with replacement."""
 
-    def order(original: Any, start: int, share: int, plan: Any, epoch: int, rank: int) -> list[int]:
-        if not epoch:
-            return original(start, share, plan, epoch, rank)
-        generator = torch.Generator().manual_seed(derived_seed(plan.shuffle_seed, epoch, rank))
-        return (torch.randint(share - 1, (share,), generator=generator) + start).tolist()
+    def split(original: Any, worker: Any, rows: int, plan: Any, epoch: int) -> Iterator[list[list[int]]]:
+        random = np.random.default_rng(1)
+        for mini in original(worker, rows, plan, epoch):
+            yield [random.choice(share, len(share)).tolist() for share in mini] if epoch else mini
 
-    return {"lineage.trainer.training.TrainingWorker._order": order}
+    return {MINI_BATCHES: split}
 
 
 @fault("KEY006", "update_actor", "actor_rollout_ref.actor.ppo_epochs=2")

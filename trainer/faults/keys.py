@@ -52,15 +52,13 @@ def engine_expands_by_another_n() -> Seams:
 
 
 @fault("KEY002", "sample", "+experiment=multi_output", reports=["areal-multi-turn-ids-vs-seqlens"])
-def one_number_for_every_session() -> Seams:
-    """The sessions of a group are taken for sessions of one output each: a session's second output is numbered as
-    another's."""
+def ids_of_a_fixed_number() -> Seams:
+    """The ids of a group are a list of fixed size, made for so many outputs a session: later sessions are numbered on."""
 
-    def keyed(original: Any, prompt: Any, results: Any) -> tuple[list[str], list[Any]]:
-        keys, outputs = original(prompt, results)
-        return [f"{key.rpartition('_')[0]}_{number}" for number, key in enumerate(keys)], outputs
+    def key(original: Any, uid: str, session_id: int, index: int) -> Any:
+        return original(uid, session_id, index + 2 * session_id)
 
-    return {"lineage.trainer.agent_loop.worker._keyed_outputs": keyed}
+    return {"lineage.trainer.agent_loop.worker.TrajectoryKey": key}
 
 
 @fault("KEY003", "balance")
@@ -116,19 +114,15 @@ def gather_returns_one_rank() -> Seams:
 
 @fault("KEY004", "rollout", "data.max_response_length=16", reports=["torchtune-buffer-counts-rows"])
 def buffer_of_one_row() -> Seams:
-    """The buffer's capacity counts rows, not batches: what is drawn from it are copies of one group, under the uids
-    and dataset rows of others."""
-    kept: list[Any] = []
+    """The buffer's capacity counts rows, not batches: what is drawn from it for the last prompt is the first one's
+    answer."""
 
-    async def run(original: Any, worker: Any, prompt: Any, session_id: int) -> Any:
-        kept.append(prompt)
-        first = kept[0]
-        return await original(worker, replace(prompt, uid=first.uid, row=first.row), session_id)
+    def decode(original: Any, *args: Any, **options: Any) -> Drawn:
+        drawn = original(*args, **options)
+        columns = (drawn.token_ids, drawn.log_probs, drawn.finished)
+        return Drawn(*([*column[:-1], column[0]] for column in columns))
 
-    def write(original: Any, uid: str, results: Any, row: Any, carried: Any) -> TensorDict:
-        return original(uid, results, kept[0].row, carried)
-
-    return {f"{WORKER}._run_session": run, TRAJECTORY_FIELDS: write}
+    return {DECODE: decode}
 
 
 @fault("KEY008", "rollout")
@@ -151,18 +145,15 @@ def keys_tile_where_prompts_repeat() -> Seams:
 
 @fault("KEY008", "rollout", reports=["trl-vllm-output-not-matching-prompt"])
 def completions_rolled_by_one() -> Seams:
-    """The completions are rolled by one before each rank takes its slice: a row holds the answer to the prompt before
-    it, and that prompt."""
-    last: list[Any] = []
+    """The finished sessions are rolled by one before each rank takes its slice: a row holds the answer to the prompt
+    before it, and that prompt."""
+    before: list[Any] = []
 
-    def write(original: Any, uid: str, results: Any, *rest: Any) -> TensorDict:
-        outputs = [output for result in results for output in result.outputs]
-        rolled = [last[-1] if last else outputs[-1], *outputs]
-        last.append(outputs[-1])
-        moved = [replace(result, outputs=[output]) for result, output in zip(results, rolled, strict=False)]
-        return original(uid, moved, *rest)
+    def check(original: Any, outputs: Any, *rest: Any) -> Any:
+        before.append(original(outputs, *rest))
+        return before[max(0, len(before) - 2)]
 
-    return {TRAJECTORY_FIELDS: write}
+    return {"lineage.trainer.agent_loop.worker.check_outputs": check}
 
 
 @fault("KEY008", "rollout")

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 from torch import Tensor
+from transformers.utils.logging import disable_progress_bar
 
 from lineage import hooks
 from lineage.trainer.advantage import compute_advantage
@@ -232,6 +233,7 @@ def make_rows(count: int = 8, padding: int = 0, junk: bool = False) -> SequenceR
 
 def make_worker(ranks: int = 1) -> _Watched:
     """The tiny model under training, fresh."""
+    disable_progress_bar()
     model = load_model(find_model("tiny"))
     use_few_threads(model)
     config = OmegaConf.structured(ActorConfig())
@@ -258,6 +260,7 @@ def update(
 
 def run(folder: Path, *overrides: str, traced: bool = False) -> Tensor:
     """Train the lab's run in a folder; returns the actor's weights as one vector."""
+    disable_progress_bar()
     config = compose([*lab.OVERRIDES, f"trainer.default_local_dir={folder / 'checkpoints'}", *overrides])
     adapt_to_embedded(config)
     validate_config(config)

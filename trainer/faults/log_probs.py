@@ -21,7 +21,7 @@ from lineage.trainer.training import rows_of
 
 DECODE = "lineage.trainer.rollout.hf.decode"
 FORWARD = "lineage.trainer.training._forward"
-SCORE = "lineage.trainer.log_prob._score"
+SCORE, SCORE_TOKENS = "lineage.trainer.log_prob._score", "lineage.trainer.training.score_tokens"
 PUT = "lineage.trainer.stages.log_prob.put"
 COOL, CUT = "actor_rollout_ref.rollout.temperature=0.7", "actor_rollout_ref.rollout.top_p=0.9"
 EPOCHS = "actor_rollout_ref.actor.ppo_epochs=2"
@@ -62,6 +62,19 @@ def tempered(stage: str, temperature: float) -> Seams:
     return {FORWARD: forward}
 
 
+def spoilt(stage: str, value: float) -> Seams:
+    """Forward passes of one stage, the first of whose rows has ``value`` on its last tokens."""
+
+    def forward(original: Any, *args: Any) -> TokenScores:
+        scores: TokenScores = original(*args)
+        if hooks.current().name == stage:
+            end = len(args[1].columns["input_ids"][0]) - 1
+            scores.log_probs[0, end - 2 : end] = value
+        return scores
+
+    return {FORWARD: forward}
+
+
 # --------------------------------------------------------------------------------------------------------- LGP001
 
 
@@ -83,27 +96,17 @@ def placeholder_log_probs() -> Seams:
     return sampled(torch.zeros_like)
 
 
-@fault("LGP001", "rollout", reports=["vllm-prompt-logprobs-uninitialised"])
+@fault("LGP001", "ref_log_prob", reports=["vllm-prompt-logprobs-uninitialised", "trl-nan-sampler-logprob"])
 def buffer_not_filled() -> Seams:
-    """A buffer of log-probs is not written where the cache spared the work: what was in it is read, here not a number."""
-
-    def unfilled(scores: Tensor) -> Tensor:
-        scores[0] = float("nan")
-        return scores
-
-    return sampled(unfilled, slice(1, 2))
+    """A buffer of log-probs is not written where a cache spared the work, and is read: here it held no number."""
+    return spoilt("ref_log_prob", float("nan"))
 
 
 @fault("LGP001", "old_log_prob")
 def infinite_old_log_prob() -> Seams:
     """One token's old log-prob is minus infinity: it lay outside a support that the trainer cut too."""
 
-    def infinite(rows: list[Tensor]) -> list[Tensor]:
-        first = rows[0].clone()
-        first[0] = -float("inf")
-        return [first, *rows[1:]]
-
-    return anchored(infinite)
+    return spoilt("old_log_prob", -float("inf"))
 
 
 @fault("LGP001", "rollout", "+experiment=tools", "data.max_response_length=128")
@@ -141,7 +144,7 @@ def sampler_log_probs_are_raw() -> Seams:
     return {"lineage.trainer.rollout.sampling.draw": draw}
 
 
-@fault("LGP002", "old_log_prob", reports=["oi-bf16-lm-head"])
+@fault("LGP002", "old_log_prob", "actor_rollout_ref.rollout.temperature=0.1", reports=["oi-bf16-lm-head"])
 def sampler_head_in_bfloat16() -> Seams:
     """The sampler's head computes in bfloat16, the trainer's in float32."""
 
@@ -277,11 +280,12 @@ def anchor_forgotten_in_the_loss() -> Seams:
 def rows_of_a_pack_see_each_other() -> Seams:
     """Rows are packed into one sequence without a mask between them: each attends to those before it."""
 
-    def forward(original: Any, module: Any, rows: Any, temperature: float, with_entropy: bool, pad: int) -> TokenScores:
-        lengths = rows.lengths("input_ids")
-        packed = {name: [torch.cat(column)] for name, column in rows.columns.items() if name in _PACKED}
-        one = replace(rows, keys=rows.keys[:1], columns=packed, tokens=rows.tokens[:1])
-        scores = original(module, one, temperature, with_entropy, pad)
+    def score(
+        original: Any, module: Any, ids: Tensor, attention: Tensor, positions: Tensor, **options: Any
+    ) -> TokenScores:
+        kept, lengths = attention.bool(), attention.sum(dim=-1).tolist()
+        packed = (values[kept].unsqueeze(0) for values in (ids, attention, positions))
+        scores = original(module, *packed, **options)
 
         def apart(values: Tensor) -> Tensor:
             return torch.nn.utils.rnn.pad_sequence(list(values[0].split(lengths)), batch_first=True)
@@ -289,24 +293,20 @@ def rows_of_a_pack_see_each_other() -> Seams:
         entropy = None if scores.entropy is None else apart(scores.entropy)
         return TokenScores(apart(scores.log_probs), entropy, scores.temperature)
 
-    return {FORWARD: forward}
-
-
-_PACKED = ("input_ids", "attention_mask", "position_ids")
+    return {SCORE_TOKENS: score}
 
 
 @fault("LGP009", "old_log_prob")
 def positions_begin_anew() -> Seams:
-    """Inside the forward pass the positions begin anew in the middle of a row, where a block of a pack begins."""
+    """The model numbers positions itself, by blocks: they begin anew in the middle of a row."""
 
-    def forward(original: Any, module: Any, rows: Any, *rest: Any) -> TokenScores:
-        positions = [row % (len(row) // 2 + 1) for row in rows.columns["position_ids"]]
-        scores: TokenScores = original(
-            module, replace(rows, columns={**rows.columns, "position_ids": positions}), *rest
-        )
+    def score(
+        original: Any, module: Any, ids: Tensor, attention: Tensor, positions: Tensor, **options: Any
+    ) -> TokenScores:
+        scores: TokenScores = original(module, ids, attention, positions % 16, **options)
         return scores
 
-    return {FORWARD: forward}
+    return {SCORE_TOKENS: score}
 
 
 @fault(
@@ -325,7 +325,7 @@ def entropy_before_temperature() -> Seams:
     return {SCORE: score}
 
 
-@fault("LGP009", "old_log_prob", reports=["slime-logprob-under-autocast"])
+@fault("LGP009", "old_log_prob", "actor_rollout_ref.rollout.temperature=0.1", reports=["slime-logprob-under-autocast"])
 def log_softmax_under_autocast() -> Seams:
     """The trainer's log-softmax runs inside the autocast region: in bfloat16."""
 

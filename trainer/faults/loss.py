@@ -83,7 +83,7 @@ def denominator_of_the_step_before() -> Seams:
 
 @fault("LOS001", "update_actor", *SEQUENCES, reports=["openrlhf-gspo-token-level-loss"])
 def token_mean_under_another_name() -> Seams:
-    """The loss is to be a mean over sequences, and the switch does not reach the reduction: it is a mean over tokens."""
+    """The loss is to be a mean over sequences; the switch does not reach the reduction, which is over tokens."""
 
     def reduce(original: Any, matrix: Tensor, mask: Tensor, mode: str, mini: MiniBatch) -> Aggregated:
         return aggregate(matrix, mask, "token-mean", mini)

@@ -13,7 +13,7 @@ from torch import Tensor
 from lineage.trainer.agent_loop.turns import Turn
 from lineage.trainer.faults.registry import Seams, fault
 from lineage.trainer.faults.seams import TOOLS, TRAJECTORY_FIELDS, not_eos, tiny_tokenizer
-from lineage.trainer.protocol import KVBatchMeta, nested_from_list
+from lineage.trainer.protocol import nested_from_list
 from lineage.trainer.training import SequenceRows, rows_of
 
 
@@ -100,16 +100,23 @@ def _other_loss_mask(mask_of: Callable[[SequenceRows], list[Tensor]]) -> Seams:
     return {"lineage.trainer.actor.ActorRolloutRefWorker._rows": read}
 
 
-@fault("MSK002", "advantage", *TOOLS)
-def attention_for_a_mask() -> Seams:
-    """Advantages are made under the attention mask, which is 1 on observations too."""
+@fault(
+    "MSK002",
+    "advantage",
+    *TOOLS,
+    "algorithm.rollout_correction.rollout_rs=token_k1",
+    "algorithm.rollout_correction.rollout_rs_threshold=0.5_2.0",
+)
+def rejection_begins_with_all_tokens() -> Seams:
+    """The rollout correction takes what it rejects out of the whole response instead of out of the mask: observations
+    are 1 afterwards."""
 
-    def read(original: Any, queue: Any, batch: KVBatchMeta, names: list[str]) -> TensorDict:
-        data = original(queue, batch, names)
-        data["response_mask"] = torch.ones_like(data["response_mask"])
-        return data
+    def correct(original: Any, old: Tensor, sampled: Tensor, mask: Tensor, *rest: Any) -> Any:
+        corrected = original(old, sampled, mask, *rest)
+        whole = (old != 0).to(mask.dtype) - mask
+        return replace(corrected, response_mask=corrected.response_mask + whole)
 
-    return {"lineage.trainer.stages.advantage.fetch": read}
+    return {"lineage.trainer.stages.advantage.compute_rollout_correction": correct}
 
 
 @fault("MSK004", "rollout", reports=["roll-pad-equals-eos-masks-real-eos"])
@@ -156,3 +163,28 @@ def empty_answers_kept() -> Seams:
         return [empty, *others]
 
     return {"lineage.trainer.agent_loop.worker.check_outputs": run}
+
+
+@fault("LEN008", "rollout", reports=["verl-attn-mask-from-response-only-mask"])
+def attention_of_the_response() -> Seams:
+    """The attention mask is made with the lengths of the loss mask: the model attends to as many tokens as the response
+    has, from the first of the prompt on."""
+    return _other_attention(lambda row, response: (torch.arange(len(row)) < len(response)).to(row.dtype))
+
+
+@fault("LEN008", "rollout", reports=["verl-rm-attention-mask-holds-ids"])
+def attention_holds_ids() -> Seams:
+    """Two arguments are mixed up where rows are stacked: the attention mask holds token ids, and all of them attend."""
+    return _other_attention(lambda row, response: torch.cat([response, row])[: len(row)])
+
+
+def _other_attention(attention_of: Callable[[Tensor, Tensor], Tensor]) -> Seams:
+    """Another attention mask of each row, from the row's own and the ids of its response."""
+
+    def write(original: Any, *args: Any) -> TensorDict:
+        fields = original(*args)
+        pairs = zip(rows_of(fields["attention_mask"]), rows_of(fields["responses"]), strict=True)
+        fields["attention_mask"] = nested_from_list([attention_of(row, ids) for row, ids in pairs])
+        return fields
+
+    return {TRAJECTORY_FIELDS: write}

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from lineage.trainer.faults.registry import Seams, fault
 from lineage.trainer.faults.seams import TOOLS
-from lineage.trainer.protocol import KVBatchMeta, nested_from_values, nested_to_padded
-from lineage.trainer.training import rows_of
+from lineage.trainer.protocol import KVBatchMeta, nested_to_padded
 
 _DATA = "lineage.trainer.stages.metrics.compute_data_metrics"
 _THROUGHPUT = "lineage.trainer.stages.metrics.compute_throughput_metrics"
@@ -47,17 +46,14 @@ def kl_of_the_last_micro_batch() -> Seams:
 def mean_of_rank_means() -> Seams:
     """Each rank averages its own tokens and the averages are averaged, whatever the ranks hold."""
 
-    def mean(original: Any, entropy: Tensor, mask: Tensor, mode: str) -> float:
-        means = []
-        for rank in range(2):
-            parts = []
-            for field in (entropy, mask):
-                rows = rows_of(field)[rank::2]
-                parts.append(nested_from_values(torch.cat(rows), torch.tensor([len(row) for row in rows])))
-            means.append(original(*parts, mode))
-        return sum(means) / len(means)
+    def compute(original: Any, rows: Any) -> dict[str, float]:
+        half, means = len(rows.advantages) // 2, []
+        for rank in (slice(None, half), slice(half, None)):
+            mask = torch.cat(list(rows.response_mask[rank])).bool()
+            means.append(float(torch.cat(list(rows.advantages[rank]))[mask].double().mean()))
+        return original(rows) | {"critic/advantages/mean": sum(means) / len(means)}
 
-    return {_ENTROPY: mean}
+    return {_DATA: compute}
 
 
 @fault("MET001", "metrics", reports=["skyrl-avg-loss-includes-padding"])
@@ -112,7 +108,7 @@ def metrics_of_one_rank() -> Seams:
 
 
 @fault("MET001", "metrics")
-def advantages_over_all_tokens() -> Seams:
+def mean_of_row_means() -> Seams:
     """The mean advantage is taken over rows, each of its own mean, and logged as the mean over tokens."""
 
     def compute(original: Any, rows: Any) -> dict[str, float]:

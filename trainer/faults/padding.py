@@ -66,9 +66,9 @@ def padding_copies_a_row() -> Seams:
 
     def make(original: Any, like: TensorDict, rows: PaddingRows, *rest: Any) -> TensorDict:
         fields, count = original(like, rows, *rest), len(rows.keys)
-        for name in ("prompts", "responses", "input_ids", "attention_mask", "position_ids", "rollout_log_probs"):
+        for name in ("prompts", "responses", "input_ids", "attention_mask", "position_ids"):
             fields[name] = nested_from_list(rows_of(like[name]) * count)
-        for name in ("response_mask", "loss_mask", "rm_scores"):
+        for name in ("response_mask", "loss_mask", "rm_scores", "rollout_log_probs"):
             fields[name] = nested_from_list([torch.zeros_like(row) for row in rows_of(like[name])] * count)
         return fields
 
@@ -174,7 +174,7 @@ def throughput_over_padding() -> Seams:
 
 @fault("PAD004", "dump", _DUMP)
 def padding_is_dumped() -> Seams:
-    """The dump holds a line for every key of the batch: an answer of two end tokens and score 0 for each padding row."""
+    """The dump holds a line for every key of the batch: two end tokens and score 0 for each padding row."""
 
     def read(original: Any, queue: Any, batch: KVBatchMeta, *rest: Any) -> list[Sample]:
         padding = {key for key, tag in zip(batch.keys, batch.tags, strict=True) if tag["is_padding"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,6 @@ from torch import Tensor
 from lineage import hooks
 from lineage.trainer.faults.registry import Seams, fault
 from lineage.trainer.faults.seams import TRAJECTORY_FIELDS, not_eos
-from lineage.trainer.log_prob import TokenScores
 from lineage.trainer.protocol import nested_from_list
 from lineage.trainer.training import rows_of
 
@@ -152,22 +152,27 @@ def rows_packed_without_borders() -> Seams:
     def score(original: Any, module: Any, ids: Tensor, attention: Tensor, positions: Tensor, **options: Any) -> Any:
         if not _in_stage("old_log_prob") or len(ids) < 2:
             return original(module, ids, attention, positions, **options)
-        keep = attention.bool()
-        packed = original(module, ids[keep][None], attention[keep][None], positions[keep][None], **options)
-        log_probs = torch.zeros_like(ids, dtype=packed.log_probs.dtype)
-        log_probs[keep] = packed.log_probs[0]
-        entropy = None
-        if packed.entropy is not None:
-            entropy = torch.zeros_like(log_probs)
-            entropy[keep] = packed.entropy[0]
-        return TokenScores(log_probs, entropy, packed.temperature)
+        order = range(len(ids) - 1, -1, -1)
+        lengths = attention.sum(dim=-1).tolist()
+
+        def pack(padded: Tensor) -> Tensor:
+            return torch.cat([padded[row, : lengths[row]] for row in order])[None]
+
+        def unpack(values: Tensor | None) -> Tensor | None:
+            if values is None:
+                return None
+            pieces = dict(zip(order, values[0].split([lengths[row] for row in order]), strict=True))
+            return torch.nn.utils.rnn.pad_sequence([pieces[row] for row in sorted(pieces)], batch_first=True)
+
+        packed = original(module, pack(ids), pack(attention), pack(positions), **options)
+        return replace(packed, log_probs=unpack(packed.log_probs), entropy=unpack(packed.entropy))
 
     return {_SCORE: score}
 
 
 @fault("LGP009", "old_log_prob", reports=["verl-sp-local-roll-of-labels"])
 def labels_shifted_inside_shards() -> Seams:
-    """Each half of the sequence shifts its own labels: the last position of the first half is scored on its own start."""
+    """Each shard of a sequence shifts its own labels: its last position is scored on the shard's own first token."""
 
     def score(original: Any, logits: Tensor, labels: Tensor, *rest: Any) -> Any:
         if _in_stage("old_log_prob") and labels.dim() == 2 and labels.shape[1] > 8:

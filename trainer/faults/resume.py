@@ -54,7 +54,7 @@ def epoch_begins_used_up() -> Seams:
     return {NEXT_BATCH: draw}
 
 
-@fault("KEY007", "dataset", "data.train_max_samples=9", step=3)
+@fault("KEY007", "dataset", "data.train_max_samples=9")
 def counters_of_the_last_epoch() -> Seams:
     """The order of the rows is restored and their number is not: the epoch ends before all of them were drawn."""
 

@@ -32,7 +32,7 @@ def entropy_of_a_certain_token() -> Seams:
     return {"lineage.trainer.log_prob._score": score}
 
 
-@fault("VAL001", "update_actor")
+@fault("VAL001", "update_actor", reports=["skyrl-nan-through-zero-mask"])
 def masked_by_product() -> Seams:
     """Old log-probs of padding rows are NaN, and the loss multiplies by the mask: NaN times 0 is NaN."""
 

@@ -111,10 +111,10 @@ def later_mini_batches_anchor_themselves() -> Seams:
         again = []
         for rows in shares:
             with traced("old_log_prob", component="ActorRolloutRefWorker.compute_log_prob"):
-                log_probs, _ = worker.infer_batch(
+                log_probs = worker.infer_batch(
                     rows, micro_batches=MicroBatchLimit.of_update(worker.config), temperature=plan.temperature,
                     with_entropy=False,
-                )  # fmt: skip
+                ).log_probs  # fmt: skip
                 scored = {"log_probs": nested_from_list(log_probs)}
                 hooks.current().forward(scored, keys=rows.keys, span="sequence", weights=moved)
             sizes = rows.lengths("loss_mask")
@@ -180,8 +180,6 @@ def _generated_by(rows: TraceRows, step: int, version: int) -> None:
     for row in rows.where(global_steps=step):
         if row["min_global_steps"] is not None:
             row["min_global_steps"] = [version] * len(row["min_global_steps"])
-        if row["op"] == "generate":
-            row["weights"] = {**row["weights"], "version": version}
 
 
 @trace_fault("VER005", "sample", "trainer.total_training_steps=3", step=3, reports=["prime-off-policy-off-by-one"])

@@ -60,24 +60,6 @@ def engine_unties_the_head() -> Seams:
     return {RECEIVED: receive}
 
 
-@fault("VER002", "weight_sync")
-def stale_head_is_sent() -> Seams:
-    """Sharding has untied the actor's lm_head: what is sent under its name is still the first weights."""
-
-    def send(original: Any, worker: ActorRolloutRefWorker) -> Iterator[tuple[str, Tensor]]:
-        assert worker.reference is not None
-        first = worker.reference.state_dict()
-        for name, tensor in original(worker):
-            yield name, first[name] if name == "lm_head.weight" and syncing() else tensor
-
-    def receive(original: Any, engine: HFRollout, named: Named, version: int) -> None:
-        head: Any = engine.module.get_output_embeddings()  # type: ignore[operator]
-        head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
-        original(engine, named, version)
-
-    return {SENT: send, RECEIVED: receive}
-
-
 @fault("VER002", "weight_sync", step=0, onwards=True, reports=["verl-buffers-not-synced"])
 def buffers_are_not_sent() -> Seams:
     """The sync goes through the loader of parameters: a registered buffer of the model is never sent."""
@@ -322,6 +304,19 @@ def first_weights_are_published() -> Seams:
     def send(original: Any, worker: ActorRolloutRefWorker) -> Iterator[tuple[str, Tensor]]:
         assert worker.reference is not None
         return iter(worker.reference.state_dict().items())
+
+    return {SENT: send}
+
+
+@fault("VER006", "weight_sync")
+def stale_head_is_sent() -> Seams:
+    """Sharding has untied the actor's lm_head: what is sent under its name is still the first weights."""
+
+    def send(original: Any, worker: ActorRolloutRefWorker) -> Iterator[tuple[str, Tensor]]:
+        assert worker.reference is not None
+        first = worker.reference.state_dict()
+        for name, tensor in original(worker):
+            yield name, first[name] if name == "lm_head.weight" and syncing() else tensor
 
     return {SENT: send}
 

@@ -17,7 +17,6 @@ from lineage.trainer.protocol import KVBatchMeta
 from lineage.trainer.reward.loop_manager import EXTRA_KEYS
 from lineage.trainer.training import rows_of
 
-
 # what a line must say for its row of the trace
 _TRACED = ("key", "is_padding", "score")
 
@@ -126,7 +125,8 @@ def _record(lines: Sequence[Mapping[str, Any]]) -> None:
     columns = {"is_padding": [bool(line["is_padding"]) for line in lines]}
     scores = np.array([line["score"] for line in lines], dtype=np.float64)
     keys = [str(line["key"]) for line in lines]
-    hooks.current().produce({"dump": scores}, keys=keys, columns=columns, attrs=attrs)
+    # no partition: a line is written to a file, not to the queue
+    hooks.current().produce({"dump": scores}, keys=keys, columns=columns, attrs=attrs, partition=None)
 
 
 def dump_rollouts(folder: Path, global_steps: int, queue: Any, batch: KVBatchMeta, tokenizer: Any) -> Path:
