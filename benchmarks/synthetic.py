@@ -33,7 +33,11 @@ def init_rows(size: Size) -> list[Row]:
     topology = size.topology()
     start, loaded = {"global_steps": 0}, {"version": 0, "phase": "engine", "cache_epoch": 0}
     params: dict[str, Any] = {"key": np.array([f"layer.{i}" for i in range(16)], dtype=object)}
-    params |= {"fingerprint": np.arange(16, dtype=np.uint64), "length": np.full(16, 64), "valid_length": np.full(16, 64)}
+    params |= {
+        "fingerprint": np.arange(16, dtype=np.uint64),
+        "length": np.full(16, 64),
+        "valid_length": np.full(16, 64),
+    }
     return [
         Row("init", "produce", "topology", "metric", start | {"topology": topology}),
         Row("init", "produce", "parameters", "param", start | {"weights": {"version": 0, "phase": "actor"}}, params),

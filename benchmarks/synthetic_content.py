@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from lineage.fingerprint import fingerprint_strings
+from lineage.traces.functions import counting, repeated
 
 R = 0x9E3779B97F4A7C15
 MODULUS = 2**64
@@ -99,7 +101,11 @@ class Trajectories:
 
     def _draw(self) -> None:
         rng, total, pad = self.rng, self.total, self.is_padding
-        self.prompt_len = rng.integers(20, 60, total)
+        groups = self.size.prompts + self.size.padding
+        # the sessions of a group have one prompt, a padding row has its own
+        group = np.concatenate([np.repeat(np.arange(self.size.prompts), self.size.sessions),
+                                np.arange(self.size.prompts, groups)])  # fmt: skip
+        self.prompt_len = rng.integers(20, 60, groups)[group]
         self.response_len = np.where(pad, 1, rng.integers(8, 64, total))
         self.seq_len = self.prompt_len + self.response_len
         self.policy_len = np.where(pad, 0, self.response_len - rng.integers(0, 4, total))
@@ -109,14 +115,16 @@ class Trajectories:
         spread = grouped.std(axis=1, ddof=1, keepdims=True) if self.size.sessions > 1 else np.ones((len(grouped), 1))
         self.advantage = np.zeros(total)
         self.advantage[: self.real] = ((grouped - grouped.mean(axis=1, keepdims=True)) / (spread + 1e-6)).reshape(-1)
-        prompts, responses = self._fp(), self._fp()
+        prompts, responses = self._fp()[group], self._fp()
         self._tokens("prompts", "prompt", self.prompt_len, prompts)
         self._tokens("responses", "response", self.response_len, responses, masked=True)
         self._mask("response_mask")
         self._mask("loss_mask")
         self._tokens("input_ids", "sequence", self.seq_len, prompts + _POWERS[self.prompt_len] * responses)
-        self._tokens("attention_mask", "sequence", self.seq_len, self._fp())
-        self._tokens("position_ids", "sequence", self.seq_len, self._fp())
+        lengths = pa.array(self.seq_len)
+        ones = repeated(pa.array(np.ones(total, dtype=np.int64)), lengths)
+        self._tokens("attention_mask", "sequence", self.seq_len, ones.to_numpy())
+        self._tokens("position_ids", "sequence", self.seq_len, counting(lengths).to_numpy())
         self._values("rm_scores", self.score, only_last=True)
         for name in ("rollout_log_probs", "old_log_probs", "entropy", "ref_log_prob", "log_probs"):
             self._values(name, -rng.random(total) * self.policy_len)
@@ -129,7 +137,8 @@ class Trajectories:
         uids = fingerprint_strings(list(self.row_uids))
         lengths = np.array([len(uid) for uid in self.row_uids])
         self._object("uid", lengths, uids)
-        for name in ("raw_prompt", "reward_model", "data_source", "extra_fields", "multi_modal_inputs"):
+        self._object("raw_prompt", rng.integers(10, 50, total)[group], self._fp()[group])
+        for name in ("reward_model", "data_source", "extra_fields", "multi_modal_inputs"):
             self._object(name, rng.integers(10, 50, total), self._fp())
         turns = np.where(pad, 0, 2)
         self.turns = turns

@@ -33,7 +33,8 @@ class Step(Trajectories):
             columns["partition"] = "train"
         if queue and op == "consume":
             columns |= {"asked_n": len(order)}
-        base = {"span": content.span, "layout": content.layout, "dtype": "float32", "device": "cpu"}
+        base = {"span": content.span, "layout": content.layout, "device": "cpu"}
+        base["dtype"] = "int64" if name in WHOLE_NUMBERS else "float32"
         row = self.say(stage, op, content.field, **(base | columns))
         row.lists |= lists
         return row
@@ -285,6 +286,9 @@ class Step(Trajectories):
 
 # A list column whose name is also a keyword here or a scalar column elsewhere.
 _LISTED = {"source_index_list": "source_index"}
+WHOLE_NUMBERS = frozenset(
+    {"prompts", "responses", "input_ids", "position_ids", "attention_mask", "response_mask", "loss_mask"}
+)
 ROLLOUT_FIELDS = (
     "prompts", "responses", "response_mask", "loss_mask", "input_ids", "attention_mask", "position_ids", "rm_scores",
     "rollout_log_probs", "uid", "raw_prompt", "reward_model", "data_source", "num_turns", "extra_fields",

@@ -19,7 +19,8 @@ Wanted = NDArray[np.bool_]  # (rows,)
 #: scalars of its row that stand beside every element
 PLACE = ("step_id", "stage", "op", "entity", "field", "against", "partition", "ord")
 LENGTH_TAGS = ("prompt_len", "response_len", "seq_len")
-REWARDS = ("rm_scores", "token_level_scores", "token_level_rewards")
+# ``score``: what a scorer of whole batches said beside the token it put it on
+REWARDS = ("rm_scores", "token_level_scores", "token_level_rewards", "score")
 
 
 @dataclass(frozen=True)

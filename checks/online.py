@@ -7,6 +7,8 @@ What it says of a step is what a check of the whole trace says of it, but for wh
 
 - a late clear or write is reported in the step that makes it, though the contract it breaks is an earlier step's;
 - :data:`SETTLED_LATER` names the codes that step 0 alone cannot decide;
+- codes that look at the whole run (``looks: run``) are left to ``lineage check``: what no step has broken yet, and what
+  a few steps seem to break, neither says anything of a run;
 - keys are followed over the steps that a :class:`lineage.checks.window.Window` keeps; one that comes back after those
   is named in a warning, and only ``lineage check`` compares it with what it was;
 - a field last written more than one step ago, and never for the keys that read it now, is not missed (QUE003);
@@ -181,7 +183,8 @@ class StepChecker:
 
     def _chosen(self) -> tuple[Invariant, ...]:
         """The invariants to judge by; the first time that others are seen to record too, which those leave out."""
-        chosen = self._invariants if self._invariants is not None else catalogue()
+        known = self._invariants if self._invariants is not None else catalogue()
+        chosen = tuple(one for one in known if one.looks == "step")
         if self._alone is None and self._is_alone is not None and not self._is_alone():
             self._alone = False
         if self._alone is not False:

@@ -139,7 +139,7 @@ where b.step_id not in (select step_id from handed)
 
 -- The metrics of each step that follow from its rows: as logged, over real rows, and over the padding rows as well.
 create or replace temp table measured as
-with logged as (
+with logged as materialized (
     select c.rid, c.step_id, e.run_id, k.key as name, c."sum" as value
     from group_cells as c join keys as k using (id) join events as e using (rid)
     where c.field = 'metrics' and c.entity = 'metric'
@@ -150,18 +150,19 @@ sampled as (
     group by step_id
 ),
 limits as (
-    select run_id,
-        coalesce(try_cast(setting(run_id, 'actor_rollout_ref.rollout.response_length') as bigint),
-            try_cast(setting(run_id, 'data.max_response_length') as bigint)) as response,
-        try_cast(setting(run_id, 'data.max_prompt_length') as bigint) as prompt,
-        setting(run_id, 'actor_rollout_ref.actor.loss_agg_mode') as mode
-    from (select distinct run_id from events)
+    select run_id, max(try_cast(value as bigint)) filter (name = 'data.max_prompt_length') as prompt,
+        coalesce(max(try_cast(value as bigint)) filter (name = 'actor_rollout_ref.rollout.response_length'),
+            max(try_cast(value as bigint)) filter (name = 'data.max_response_length')) as response,
+        max(value) filter (name = 'actor_rollout_ref.actor.loss_agg_mode') as mode
+    from config
+    group by run_id
 ),
-steps as (
-    select distinct l.step_id, limits.*, coalesce(s.batches, 1) = 1 as whole
-    from logged as l join limits on l.run_id is not distinct from limits.run_id left join sampled as s using (step_id)
+steps as materialized (
+    select l.step_id, prompt, response, mode, coalesce(s.batches, 1) = 1 as whole
+    from (select distinct step_id, run_id from logged) as l left join limits on limits.run_id = coalesce(l.run_id, '')
+        left join sampled as s using (step_id)
 ),
-rows_of as (
+rows_of as materialized (
     select step_id, is_padding, unnest([
         {'name': 'critic/score', 'value': reward},
         {'name': 'response_length', 'value': cast(response_len as double)},
@@ -179,7 +180,7 @@ rows_of as (
     from advantage_cells as a join given using (step_id, id)
     where field = 'advantages' and stage = 'advantage' and mask_sum is not null
 ),
-spread as (
+spread as materialized (
     select step_id, name, avg(value) filter (not is_padding) as mean, max(value) filter (not is_padding) as high,
         min(value) filter (not is_padding) as low, avg(value) as mean_all, max(value) as high_all, min(value) as low_all,
         sum(value) filter (not is_padding) as total, sum(value) as total_all
@@ -196,7 +197,7 @@ tokens as (
     where stage = 'advantage' and mask_sum is not null
     group by a.step_id, field
 ),
-means as (
+means as materialized (
     -- what the driver scored, row by row: only rows that train have a mean, padding counts 0 where it is counted
     select t.step_id, t.id, field, is_padding, mask_sum, sum_in, sum_in / nullif(mask_sum, 0) as mean
     from token_sum_cells as t join given using (step_id, id)
@@ -215,28 +216,29 @@ entropies as (
     where field = 'entropy'
     group by step_id, mode
 ),
-pairs as (
+pairs as materialized (
     select step_id, o.is_padding, o.mask_sum, o.sum_in as trained, r.sum_in as rolled, o.mean as trained_mean,
         r.mean as rolled_mean, o.id
     from means as o join means as r using (step_id, id)
     where o.field = 'old_log_probs' and r.field = 'rollout_log_probs' and o.mask_sum = r.mask_sum
 ),
 perplexities as (
-    select step_id, 'rollout_corr/kl' as name, sum(rolled - trained) / nullif(sum(mask_sum), 0) as value,
-        cast(null as double) as over_all
-    from pairs group by step_id
-    union all
-    select step_id, 'rollout_corr/training_log_ppl', avg(-trained_mean), avg(-coalesce(trained_mean, 0))
-    from pairs group by step_id
-    union all
-    select step_id, 'rollout_corr/rollout_log_ppl', avg(-rolled_mean), avg(-coalesce(rolled_mean, 0))
-    from pairs group by step_id
-    union all
-    select step_id, 'rollout_corr/training_ppl', avg(exp(-trained_mean)), avg(exp(-coalesce(trained_mean, 0)))
-    from pairs group by step_id
-    union all
-    select step_id, 'rollout_corr/rollout_ppl', avg(exp(-rolled_mean)), avg(exp(-coalesce(rolled_mean, 0)))
-    from pairs group by step_id
+    select step_id, unnest([
+        {'name': 'rollout_corr/kl', 'value': kl, 'over_all': null},
+        {'name': 'rollout_corr/training_log_ppl', 'value': trained_mean, 'over_all': trained_all},
+        {'name': 'rollout_corr/rollout_log_ppl', 'value': rolled_mean, 'over_all': rolled_all},
+        {'name': 'rollout_corr/training_ppl', 'value': trained_ppl, 'over_all': trained_ppl_all},
+        {'name': 'rollout_corr/rollout_ppl', 'value': rolled_ppl, 'over_all': rolled_ppl_all}
+    ], recursive := true)
+    from (
+        select step_id, sum(rolled - trained) / nullif(sum(mask_sum), 0) as kl,
+            avg(-trained_mean) as trained_mean, avg(-coalesce(trained_mean, 0)) as trained_all,
+            avg(-rolled_mean) as rolled_mean, avg(-coalesce(rolled_mean, 0)) as rolled_all,
+            avg(exp(-trained_mean)) as trained_ppl, avg(exp(-coalesce(trained_mean, 0))) as trained_ppl_all,
+            avg(exp(-rolled_mean)) as rolled_ppl, avg(exp(-coalesce(rolled_mean, 0))) as rolled_ppl_all
+        from pairs
+        group by step_id
+    )
 ),
 drifts as (
     -- the mean log ratio of every optimiser step, over its tokens
@@ -252,13 +254,13 @@ answers as (
     where c.field = 'key' and c.op = 'produce' and c.stage = 'sample' and c.partition = 'val'
     group by c.step_id, k.group_id, k.session_id
 ),
-asked_of as (
+asked_of as materialized (
     select step_id, hash(k.key) as group_id, any_value(data_source) as source
     from group_cells join keys as k using (id)
     where entity = 'prompt' and partition = 'val' and data_source is not null
     group by all
 ),
-validations as (
+validations as materialized (
     select step_id, source, answered, avg(mean) as value
     from (
         select step_id, source, group_id, count(*) as answered, avg(reward) as mean

@@ -5,6 +5,7 @@ Trials run in worker processes, each of which imports the trainer once. What com
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import signal
@@ -23,6 +24,8 @@ from lineage.errors import UserError, first_line
 if TYPE_CHECKING:
     from lineage.checks.report import Report
     from lineage.trainer.faults.registry import Fault
+
+_TIME_LIMIT = 300  # seconds of one trial; it takes three
 
 
 class Kind(StrEnum):
@@ -140,7 +143,9 @@ def outcomes(trials: Sequence[Trial], jobs: int, keep: Path | None = None) -> It
         context = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(min(jobs, len(trials)) or 1, mp_context=context, initializer=_begin)
         try:
-            for done in as_completed([pool.submit(attempt, trial, folder, keep is not None) for trial in trials]):
+            with _uninterrupted():  # workers start here, and inherit it: Ctrl-C is their parent's to answer
+                running = [pool.submit(_attempt_in_time, trial, folder, keep is not None) for trial in trials]
+            for done in as_completed(running):
                 yield done.result()
         except BrokenProcessPool as error:
             raise UserError("a worker died, killed or out of memory: try fewer, with --jobs 1") from error
@@ -153,13 +158,37 @@ def outcomes(trials: Sequence[Trial], jobs: int, keep: Path | None = None) -> It
             pool.shutdown()
 
 
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _begin() -> None:
-    """Of a worker: Ctrl-C is its parent's to answer, sessions that fail on purpose are no news, two share two cores."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Of a worker: sessions that fail on purpose are no news, and each keeps to its own core."""
     logging.disable(logging.WARNING)
     import torch
 
     torch.set_num_threads(1)
+
+
+def _attempt_in_time(trial: Trial, folder: Path, keep: bool) -> Outcome:
+    """A trial in a worker: a fault that lets a run wait for ever is a crash."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"not done after {_TIME_LIMIT} s")
+
+    if hasattr(signal, "SIGALRM"):
+        signal.signal(signal.SIGALRM, late)
+        signal.alarm(_TIME_LIMIT)
+    try:
+        return attempt(trial, folder, keep)
+    finally:
+        if hasattr(signal, "SIGALRM"):
+            signal.alarm(0)
 
 
 def attempt(trial: Trial, folder: Path, keep: bool = False) -> Outcome:

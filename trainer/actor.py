@@ -152,7 +152,8 @@ class ActorRolloutRefWorker:
         )
         self._put(batch, {"log_probs": scores.log_probs, "entropy": scores.entropy}, scores, self.weights)
         if self.probe:
-            chosen = to_probe(rows.lengths("input_ids"), [tag["is_padding"] for tag in batch.tags], self.probe)
+            padding = [tag["is_padding"] for tag in batch.tags]
+            chosen = to_probe(rows.lengths("input_ids"), scores.behind, padding, self.probe)
             probe(self.actor.module, rows, scores, self.config.rollout.temperature, chosen)
 
     @traced("ref_log_prob", component="ActorRolloutRefWorker.compute_ref_log_prob", consumer="PPOTrainer")

@@ -44,12 +44,14 @@ class RowScores:
     Attributes:
         log_probs: ``(seq_len,)`` a row; its last position, which predicts nothing, holds 0.
         entropy: the same of the entropy, nats; empty when not asked for.
+        behind: how many rows stand before each in its forward pass.
         temperature: what the logits were divided by; None where no row was scored.
         training: the module was in training mode.
     """
 
     log_probs: list[Tensor]
     entropy: list[Tensor]
+    behind: list[int]
     temperature: float | None
     training: bool
 

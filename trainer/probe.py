@@ -59,10 +59,13 @@ def probe(module: nn.Module, rows: SequenceRows, scores: RowScores, temperature:
                 stage.compare(name, sides[0], "probe", sides[1], keys=[rows.keys[row]])
 
 
-def to_probe(lengths: Sequence[int], is_padding: Sequence[bool], count: int) -> list[int]:
-    """The rows to probe: the shortest real ones, which beside longer ones have the most padding to be hurt by."""
+def to_probe(lengths: Sequence[int], behind: Sequence[int], is_padding: Sequence[bool], count: int) -> list[int]:
+    """The rows to probe: real ones behind another row of their forward pass, and of those the shortest.
+
+    What leaks from one row into the next does not reach the first, and padding hurts the shortest most.
+    """
     real = (row for row, padding in enumerate(is_padding) if not padding)
-    return sorted(real, key=lambda row: (lengths[row], -row))[:count]
+    return sorted(real, key=lambda row: (behind[row] == 0, lengths[row], -row))[:count]
 
 
 def record_sample(named_tensors: Mapping[str, Tensor], weights: Weights) -> None:

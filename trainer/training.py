@@ -335,6 +335,7 @@ def infer_rows(
     """Score every row by the micro-batches of each rank; the values come back in the order of the rows."""
     log_probs: dict[int, Tensor] = {}
     entropy: dict[int, Tensor] = {}
+    behind: dict[int, int] = {}
     divided_by, training = None, module.training
     for rank, number, places in _inference_batches(rows.lengths("input_ids"), micro_batches, ranks):
         part = rows.select(places)
@@ -344,11 +345,13 @@ def infer_rows(
             hooks.current().split(part.keys, attrs=size, micro_batch=number, coord={"dp": rank})
         scores = _forward(module, part, temperature, with_entropy, pad_token_id)
         divided_by, training = scores.temperature, module.training
+        behind |= zip(places, range(len(places)), strict=True)
         log_probs |= zip(places, map(_valid, scores.log_probs, lengths), strict=True)
         if scores.entropy is not None:
             entropy |= zip(places, map(_valid, scores.entropy, lengths), strict=True)
-    ordered = ([column[row] for row in sorted(column)] for column in (log_probs, entropy))
-    return RowScores(*ordered, divided_by, training)
+    order = sorted(log_probs)
+    known = [entropy[row] for row in sorted(entropy)]
+    return RowScores([log_probs[row] for row in order], known, [behind[row] for row in order], divided_by, training)
 
 
 def _inference_batches(

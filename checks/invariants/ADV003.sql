@@ -10,13 +10,14 @@
 -- source: DeepSeekMath (arXiv:2402.03300): what follows from the estimator whatever the scores are
 -- causes: The baseline is not the group's own: the mean of the batch, of a window, of other rows; or the scale is not the group's.
 create or replace temp table balanced as
--- whole groups, every session of which shows its advantage
+-- whole groups, every session of which shows its advantage; two in one row are ADV004's
 select step_id, field, group_id, any_value(e.by_std) as by_std, count(*) as n, min(rid) as rid, min(id) as id,
     avg(max_in) as mean, max(abs(max_in)) as largest, max(reward) - min(reward) as spread, max(abs(reward)) as top
 from grouped join estimators as e using (step_id)
 where e.grpo and final and not is_padding
 group by step_id, field, group_id
-having count(*) > 1 and min(mask_sum) > 0 and count(max_in) = count(*) and isfinite(sum(abs(max_in)));
+having count(*) > 1 and min(mask_sum) > 0 and count(max_in) = count(*) and bool_and(min_in = max_in)
+    and isfinite(sum(abs(max_in)));
 create or replace temp table unbalanced as
 with declared as (
     select g.step_id, hash(k.key) as group_id, max(g.expected) as expected

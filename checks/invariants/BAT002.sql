@@ -4,7 +4,7 @@
 -- says: An update of N rows, padding included, takes E x N / (M x G) optimiser steps, each on a mini-batch of M x G rows. A warning where N is not B x G although no group failed, was refilled, padded or had several outputs.
 -- needs: mini_batch
 -- fields:
--- examines: select count(*) from events where stage = 'update_actor' and op = 'split' and mini_batch is not null and micro_batch is null
+-- examines: select count(*) from events where stage = 'update_actor' and op = 'split' and mini_batch is not null and micro_batch is null and step_id in (select step_id from events where stage = 'update_actor' and op = 'dispatch')
 -- subsumed_by: BAT001, KEY006
 -- source: the batch arithmetic of verl's trainer: B, M and E count prompts, the actor sees trajectories
 -- causes: ppo_mini_batch_size was taken for trajectories or not scaled by rollout.n, ppo_epochs did not reach the loop, or the optimiser stepped once a micro-batch (or not at all) because gradient accumulation was counted otherwise.
@@ -77,7 +77,7 @@ select rid, null as key, printf('%d rows (M x G)', mini_rows) as expected, print
 from sized
 where mini_rows > 0 and given % mini_rows = 0 and n <> mini_rows and not (ranks <= 1 and n * dp = mini_rows)
 union all
-select last_rid, null, printf('%d mini-batches, E x N / (M x G)', epochs * given // mini_rows), printf('%d', made),
+select last_rid, null, printf('%d mini-batches, E x N / (M x G)', epochs * ((given + mini_rows - 1) // mini_rows)), printf('%d', made),
     printf('E %d, N %d, M x G %d', epochs, given, mini_rows), null
 from sized
 where place = 1 and mini_rows > 0 and epochs > 0

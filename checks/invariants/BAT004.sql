@@ -4,7 +4,7 @@
 -- says: The work of the data-parallel ranks, estimated from the sequence lengths, is spread no more widely after the balance stage's reorder than before it, over the same padded rows.
 -- needs: key, source_index
 -- fields:
--- examines: select sum(n) from events where stage = 'balance' and op = 'reorder' and field = 'key'
+-- examines: select sum(n) from events where stage = 'balance' and op = 'reorder' and field = 'key' and coalesce(run_id, '') in (select coalesce(run_id, '') from events where topology.reported_dp > 1)
 -- subsumed_by: KEY003
 -- source: verl _balance_batch, calculate_workload; profile [balance]
 -- causes: Rows were dealt in sorted order, were balanced by another length than the sequence's (without padding, the prompt alone), or the order was applied inverted.

@@ -8,10 +8,12 @@
 -- subsumed_by: KEY001
 -- source: S3; TRL printed completions under prompts that were not theirs
 -- causes: Prompts or completions were rolled, strided or gathered in another order than the uids, a repeat interleaved where the keys tile, or one uid was given to two prompts.
-create or replace temp table firsts_of_groups as
-select k.group_id, k.uid, b.step_id, b.id, b.prompts_rid, b.prompt_len, b.prompts_fp, b.raw_prompt_rid, b.raw_prompt_fp
+create or replace temp table group_prompts as
+select b.step_id, k.group_id, min(b.prompt_len) as prompt_len, min(b.prompts_fp) as low, max(b.prompts_fp) as high,
+    min(b.raw_prompt_fp) as raw_low, max(b.raw_prompt_fp) as raw_high
 from base as b join keys as k using (id)
-where not b.is_padding and k."index" = 0 and b.prompts_fp is not null;
+where not b.is_padding and k."index" = 0 and b.prompts_fp is not null
+group by all;
 create or replace temp table asked as
 -- a uid, the dataset row it stands for and what it asks
 with registered as (
@@ -31,54 +33,52 @@ with drawn as (
     group by all
 ),
 loops as (
-    select distinct e.step_id,
+    select step_id,
         coalesce(setting(run_id, 'actor_rollout_ref.rollout.agent.agent_loop_config_path'), '') = ''
-        and coalesce(setting(run_id, 'actor_rollout_ref.rollout.agent.default_agent_loop'), 'single_turn_agent')
-            in ('single_turn_agent', 'tool_agent') as own
-    from (select distinct run_id, step_id from events) as e
+            and coalesce(setting(run_id, 'actor_rollout_ref.rollout.agent.default_agent_loop'), 'single_turn_agent')
+                in ('single_turn_agent', 'tool_agent') as own,
+        coalesce(try_cast(setting(run_id, 'data.max_prompt_length') as bigint), 9223372036854775807) as limit_
+    from (select distinct run_id, step_id from events)
 ),
-mixed as (
-    select step_id, group_id, mode(prompts_fp order by id) as fp
-    from firsts_of_groups
-    where (step_id, group_id) in (
-        select (step_id, group_id) from firsts_of_groups group by step_id, group_id having min(prompts_fp) <> max(prompts_fp)
-    )
+shared as (
+    -- one prompt of tokens made of two messages; one cut to its limit may end like another
+    select step_id, low as fp, min_by(raw_low, group_id) as raw
+    from group_prompts join loops using (step_id)
+    where low = high and prompt_len < limit_
     group by all
+    having min(raw_low) <> max(raw_low)
+),
+doubtful as (
+    select step_id, group_id from group_prompts where low <> high
+    union
+    select step_id, group_id from group_prompts join asked using (step_id, group_id) where raw_low <> fp or raw_high <> fp
+    union
+    select step_id, group_id from group_prompts as g join shared as s using (step_id) where g.low = s.fp
+),
+rows as (
+    select d.step_id, d.group_id, k.uid, k.key, b.prompts_rid, b.prompt_len, b.prompts_fp, b.raw_prompt_rid, b.raw_prompt_fp,
+        case when not l.own then 'warning' end as severity,
+        mode(b.prompts_fp order by k.session_id) over (partition by d.step_id, d.group_id) as group_fp
+    from doubtful as d
+    join keys as k using (group_id)
+    join base as b on b.id = k.id and b.step_id = d.step_id
+    join loops as l on l.step_id = d.step_id
+    where not b.is_padding and k."index" = 0 and b.prompts_fp is not null
 )
-select g.prompts_rid as rid, k.key, printf('the prompt of its group, fingerprint %x', m.fp) as expected,
-    printf('%d tokens, fingerprint %x', g.prompt_len, g.prompts_fp) as actual, 'uid ' || g.uid as detail,
-    case when not l.own then 'warning' end as severity
-from mixed as m
-join firsts_of_groups as g using (step_id, group_id)
-join keys as k using (id)
-join loops as l using (step_id)
-where g.prompts_fp <> m.fp
+select prompts_rid as rid, key, printf('the prompt of its group, fingerprint %x', group_fp) as expected,
+    printf('%d tokens, fingerprint %x', prompt_len, prompts_fp) as actual, 'uid ' || uid as detail, severity
+from rows
+where prompts_fp <> group_fp
 union all
-select g.raw_prompt_rid, k.key, printf('raw_prompt %x, what the uid asks', a.fp), printf('raw_prompt %x', g.raw_prompt_fp),
-    'uid ' || a.uid, case when not l.own then 'warning' end
-from firsts_of_groups as g
-join asked as a using (group_id, step_id)
-join keys as k on k.id = g.id
-join loops as l on l.step_id = g.step_id
-where g.raw_prompt_fp <> a.fp
+select raw_prompt_rid, key, printf('raw_prompt %x, what the uid asks', a.fp), printf('raw_prompt %x', raw_prompt_fp),
+    'uid ' || r.uid, severity
+from rows as r join asked as a using (step_id, group_id)
+where raw_prompt_fp <> a.fp
 union all
-select g.prompts_rid, k.key, printf('the tokens of raw_prompt %x', g.raw_prompt_fp),
-    printf('%d tokens, those of raw_prompt %x', g.prompt_len, s.first_raw), 'two messages, one prompt of tokens',
-    case when not l.own then 'warning' end
-from (
-    -- a prompt cut to its limit may end like another
-    select step_id, prompts_fp, prompt_len, min_by(raw_prompt_fp, id) as first_raw
-    from firsts_of_groups
-    where prompt_len < coalesce(
-        (select max(try_cast(setting(run_id, 'data.max_prompt_length') as bigint)) from (select distinct run_id from events)),
-        9223372036854775807)
-    group by all
-    having min(raw_prompt_fp) <> max(raw_prompt_fp)
-) as s
-join firsts_of_groups as g using (step_id, prompts_fp, prompt_len)
-join keys as k using (id)
-join loops as l using (step_id)
-where g.raw_prompt_fp <> s.first_raw
+select prompts_rid, key, printf('the tokens of raw_prompt %x', raw_prompt_fp),
+    printf('%d tokens, those of raw_prompt %x', prompt_len, s.raw), 'two messages, one prompt of tokens', severity
+from rows as r join shared as s on s.step_id = r.step_id and s.fp = r.prompts_fp
+where raw_prompt_fp <> s.raw
 union all
 select a.asked_rid, a.uid, printf('raw_prompt %x, that of dataset row %d', d.fp, a.source_index),
     printf('raw_prompt %x', a.fp), 'the uid is registered for this row', null

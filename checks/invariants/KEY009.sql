@@ -4,7 +4,7 @@
 -- says: At a temperature above 0, sessions of one group do not answer alike more often than their log-probs let expect: a seed of its own reaches the engine for each of them.
 -- needs: key, fingerprint, sum
 -- fields: responses, rollout_log_probs
--- examines: select sum(n) from events where op = 'produce' and field = 'rollout_log_probs' and stage = 'rollout' and partition is distinct from 'val' and coalesce(setting(run_id, 'actor_rollout_ref.rollout.do_sample'), 'true') = 'true' and coalesce(try_cast(setting(run_id, 'actor_rollout_ref.rollout.top_k') as bigint), -1) <= 0 and (coalesce(try_cast(setting(run_id, 'actor_rollout_ref.rollout.temperature') as double), 1) = 1 or (try_cast(setting(run_id, 'actor_rollout_ref.rollout.temperature') as double) > 0 and setting(run_id, 'actor_rollout_ref.rollout.logprobs_mode') = 'processed_logprobs'))
+-- examines: select sum(n) from events where op = 'produce' and field = 'rollout_log_probs' and stage = 'rollout' and partition is distinct from 'val' and coalesce(setting(run_id, 'actor_rollout_ref.rollout.do_sample'), 'true') = 'true' and coalesce(try_cast(setting(run_id, 'actor_rollout_ref.rollout.top_k') as bigint), -1) <= 0 and (try_cast(coalesce(setting(run_id, 'actor_rollout_ref.rollout.temperature'), setting(run_id, 'temperature')) as double) = 1 or (try_cast(coalesce(setting(run_id, 'actor_rollout_ref.rollout.temperature'), setting(run_id, 'temperature')) as double) > 0 and setting(run_id, 'actor_rollout_ref.rollout.logprobs_mode') = 'processed_logprobs'))
 -- subsumed_by: KEY004
 -- source: TRL's engine was seeded by rank only; exp of a session's summed log-probs is the chance of its answer, so copies can be expected or not
 -- causes: Every session of a group was sent with one seed, the engine was seeded anew before each request, or the group was generated once and repeated.
@@ -13,7 +13,8 @@ create or replace temp table sampled as
 select rid, step_id, greatest(0, -ln(top_p)) as nucleus
 from (
     select e.rid, e.step_id,
-        coalesce(try_cast(setting(run_id, 'actor_rollout_ref.rollout.temperature') as double), 1) as temperature,
+        -- a run that does not say its temperature may be greedy
+        try_cast(coalesce(setting(run_id, 'actor_rollout_ref.rollout.temperature'), setting(run_id, 'temperature')) as double) as temperature,
         coalesce(try_cast(setting(run_id, 'actor_rollout_ref.rollout.top_p') as double), 1) as top_p,
         coalesce(try_cast(setting(run_id, 'actor_rollout_ref.rollout.top_k') as bigint), -1) as top_k,
         coalesce(setting(run_id, 'actor_rollout_ref.rollout.do_sample'), 'true') as samples,

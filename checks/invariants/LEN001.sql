@@ -5,7 +5,7 @@
 -- needs: key, layout, valid_length
 -- fields: responses
 -- examines: select sum(n) from events where entity = 'trajectory' and span = 'response' and layout is distinct from 'scalar' and op <> 'compare' and v is not null
--- subsumed_by: QUE003, LEN003
+-- subsumed_by: QUE003, LEN003, REW003
 -- source: S1
 -- causes: One of the companions was cut, padded or re-made without the others: a truncation applied to tokens only, log-probs kept from another attempt.
 insert into suspects

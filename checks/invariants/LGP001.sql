@@ -5,7 +5,7 @@
 -- needs: key, nonfinite_in, max_in
 -- fields:
 -- examines: select sum(n) from events where entity = 'trajectory' and op <> 'compare' and field in ('log_probs', 'old_log_probs', 'ref_log_prob', 'rollout_log_probs') and nonfinite_in is not null
--- subsumed_by: QUE003, LEN001, MSK001
+-- subsumed_by: QUE003, LEN001, MSK001, MSK003, MSK004
 -- source: seen in verl and TRL: probabilities stored for log-probs, -inf of a truncated support, a placeholder of zeros
 -- causes: The log was forgotten or taken of a truncated distribution, a buffer was not filled, or an engine gave no log-probs and zeros took their place.
 create or replace temp table no_log_probs as

@@ -5,7 +5,7 @@
 -- needs: key, absdiff_sum, n_in
 -- fields: old_log_probs
 -- examines: select count(*) from pair_cells where field = 'old_log_probs' and against = 'rollout_log_probs' and n_in > 0 and rid in (select rid from events where op = 'compare' and field = 'old_log_probs' and coalesce(setting(run_id, 'actor_rollout_ref.rollout.top_p'), '1.0') in ('1', '1.0') and coalesce(setting(run_id, 'actor_rollout_ref.rollout.top_k'), '-1') in ('0', '-1'))
--- subsumed_by: LGP001, LGP003, LGP004, LGP005, LGP009, LEN004, LEN006, LEN008, TOK001, TOK002, QUE003, VER002, VER003
+-- subsumed_by: LGP001, LGP003, LGP004, LGP005, LGP009, LEN004, LEN006, LEN008, TOK001, TOK002, TOK003, MSK003, MSK006, LEN001, QUE003, VER002, VER003
 -- source: seen in TRL, verl and open-instruct: log-probs of another temperature, of other weights, of logits in bfloat16
 -- causes: The trainer scores another distribution than the sampler drew from: logits not divided by the temperature, or in fewer bits; other weights; dropout.
 create or replace temp table cut_support as

@@ -6,6 +6,7 @@
 -- fields: loss
 -- examines: select count(*) from events where loss.mode like 'seq-mean%' and step_id in (select step_id from base where is_padding)
 -- subsumed_by: PAD001
+-- backs_up: LOS001: that holds where the trainer divides by M x G by its own rule, as verl does, and there padding still makes the update smaller
 -- source: S5; verl divides by M x G, padding rows included
 -- causes: The mean is taken over all rows of the mini-batch, so that padding makes every real row's share, and the learning rate, smaller.
 with minis as (

@@ -1,7 +1,7 @@
 -- code: QUE002
 -- name: everything created is cleared
 -- severity: error
--- says: The keys cleared over a step are the keys created in it, prompts and trajectories, and nothing is resident after the step's clear.
+-- says: The keys cleared over a step are the keys created in it, prompts and trajectories, and nothing is resident after the step's clear (of an asynchronous run, where groups outlive a step: what was sampled in it).
 -- needs: key
 -- fields:
 -- examines: select sum(n) from events where k is not null and ((op = 'tag' and queue) or (op = 'produce' and queue) or op = 'clear')
@@ -37,6 +37,20 @@ join keys as k using (id)
 join events as c on c.ord = o.created_ord
 left join ends as e on e.run_id is not distinct from c.run_id and e.global_steps = o.created
 where o.created is not null and (o.cleared is null or o.cleared > o.created)
+    and coalesce(setting(c.run_id, 'trainer.v1.trainer_mode'), 'sync') = 'sync'
+union all
+select s.rid, k.key, 'cleared in step ' || s.global_steps,
+    case when o.cleared is null then 'never cleared' else 'cleared in step ' || o.cleared end,
+    'sampled in step ' || s.global_steps, null
+from (
+    select rid, k, scope, run_id, global_steps from events
+    where stage = 'sample' and op = 'produce' and field = 'key' and entity = 'trajectory' and n > 0
+        and setting(run_id, 'trainer.v1.trainer_mode') <> 'sync'
+) as s
+join keyed as m on m.k = s.k
+join owned as o on o.id = m.id and o.scope = s.scope
+join keys as k on k.id = m.id
+where o.cleared is null or o.cleared > s.global_steps
 union all
 select c.rid, k.key, 'a key that was created', 'cleared, but nobody created it', null, null
 from owned as o join keys as k using (id) join events as c on c.ord = o.cleared_ord
@@ -50,4 +64,5 @@ select rid, null, 'nothing resident',
     printf('%d prompts, %d trajectories', coalesce(resident.prompts, 0), coalesce(resident.trajectories, 0)),
     'after the clear of the step', null
 from ends
-where coalesce(resident.prompts, 0) > 0 or coalesce(resident.trajectories, 0) > 0
+where (coalesce(resident.prompts, 0) > 0 or coalesce(resident.trajectories, 0) > 0)
+    and coalesce(setting(run_id, 'trainer.v1.trainer_mode'), 'sync') = 'sync'

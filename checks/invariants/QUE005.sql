@@ -1,7 +1,7 @@
 -- code: QUE005
 -- name: a group's status runs its course
 -- severity: error
--- says: The status of a prompt goes pending, running, finished or failure and no other way; the sample takes groups that have ended, each with the status it last had, and in a synchronous run data.train_batch_size of them, what is left out being declared; prompt keys hold tags and no fields.
+-- says: The status of a prompt goes pending, running, finished or failure and no other way; the sample takes groups that have ended, and in a synchronous run data.train_batch_size of them, what is left out being declared; prompt keys hold tags and no fields.
 -- needs: status
 -- fields:
 -- examines: select count(*) from group_cells where entity = 'prompt' and status is not null
@@ -26,19 +26,18 @@ where stage = 'sample' and op = 'filter' and entity = 'prompt' and field = 'stat
 group by run_id, global_steps;
 select m.rid, k.key,
     case
-        when m.op = 'filter' and m.last_status is not null then m.last_status || ', as it was last tagged'
         when m.op = 'filter' then 'finished or failure'
         when m.last_status is null then 'pending first'
         when m.last_status = 'pending' then 'running'
         when m.last_status = 'running' then 'finished or failure'
         else 'nothing after ' || m.last_status
     end as expected,
-    m.status as actual,
+    case when m.op = 'filter' then coalesce(m.last_status, m.status) else m.status end as actual,
     case when m.op = 'filter' then 'the batch is made of it' else 'tagged' end as detail,
     null as severity
 from status_moves as m join keys as k using (id)
 where m.status is not null and case
-    when m.op = 'filter' then m.status not in ('finished', 'failure') or m.status <> m.last_status
+    when m.op = 'filter' then m.status not in ('finished', 'failure') or m.last_status not in ('finished', 'failure')
     when m.last_status is null then m.status <> 'pending' and m.turn > 1 and m.born
     when m.last_status = 'pending' then m.status <> 'running'
     when m.last_status = 'running' then m.status not in ('finished', 'failure')
@@ -56,4 +55,4 @@ where s.in_turn and c.n <> s.batch
 union all
 select rid, null, 'tags', 'fields: ' || field, 'a prompt key of the queue holds no values', null
 from events
-where entity = 'prompt' and op = 'produce' and queue and n > 0
+where entity = 'prompt' and op = 'produce' and queue and n > 0 and field <> 'uid'

@@ -31,4 +31,4 @@ union all
 select s.rid, s.key, 'failure', s.status, 'the group failed, and is handed to training as one that did not', null
 from endings as s
 join endings as t on t.id = s.id and t.op = 'tag' and t.ord < s.ord
-where s.op = 'filter' and s.stage = 'sample' and t.status = 'failure' and s.status = 'finished' and s.reason is null
+where s.op = 'filter' and s.stage = 'sample' and t.status = 'failure' and s.status = 'finished'

@@ -5,7 +5,7 @@
 -- needs: key, seq
 -- fields:
 -- examines: select coalesce(sum(n), 0) from events where queue and op = 'produce' and entity = 'trajectory'
--- subsumed_by: KEY001, QUE001
+-- subsumed_by: KEY001, QUE001, TOK004
 -- source: the table of fields of the synchronous step, by the stage that produces them
 -- causes: A stage put back the whole batch it held, with a field changed in place on the way; or a forward pass without no_grad left its graph in what is stored.
 create or replace temp table owners as
@@ -23,8 +23,7 @@ select * from (values
     ('advantages', ['advantage']), ('returns', ['advantage'])
 ) as t(field, stages);
 create or replace temp table written_fields as
-select rid, ord, coalesce(run_id, '') || ' ' || coalesce(partition, '') || ' ' || field as place, run_id, partition,
-    global_steps, stage, field, k, c
+select rid, ord, coalesce(run_id, '') || ' ' || field as place, stage, field, k, c
 from events
 where queue and op = 'produce' and entity = 'trajectory' and n > 0;
 -- What stages of the step write that is not theirs; a stage of somebody's own may write what it likes.

@@ -90,8 +90,9 @@ from strange join keys using (id)
 union all
 select r.rid, null, printf('%d rows, M x G / DP', m.n // m.dp), printf('%d rows', r.n),
     printf('DP rank %d, mini-batch %d', r.dp, r.mini), null
-from ranked as r join minis as m using (step_id, sub_step, epoch, mini)
-where r.op = 'split' and m.dp > 0 and r.n * m.dp <> m.n
+from (select *, sum(n) over (partition by op, step_id, sub_step, epoch, mini) as covered from ranked) as r
+join minis as m using (step_id, sub_step, epoch, mini)
+where r.op = 'split' and m.dp > 0 and r.n * m.dp <> m.n and r.covered = m.n
 union all
 select rid, null, printf('the %d rows of the first rank of the replica', first_n), printf('other rows (%d)', n),
     printf('replica %d', dp), null

@@ -5,7 +5,7 @@
 -- needs: key, global_steps_tag
 -- fields:
 -- examines: select count(*) from key_cells where entity = 'trajectory' and op in ('tag', 'produce') and global_steps_tag is not null and not coalesce(is_padding, false)
--- subsumed_by: KEY001
+-- subsumed_by: KEY001, QUE001, VER003
 -- source: S6; verl tags a trajectory with the oldest and newest weights that wrote it
 -- causes: The version was read when the session ended instead of when its tokens were drawn, counted at the wrong event, or lost on the way from the engine.
 create or replace temp table version_runs as

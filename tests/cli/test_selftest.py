@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -139,6 +143,25 @@ def test_a_fault_s_headline_is_printed_and_said_to_be_right(process) -> None:
     said = json.loads(process("selftest", "--fault", "padding_is_never_cleared", "--json").stdout)
     (trial,) = said["trials"]
     assert (said["ok"], trial["result"], trial["seen"]["QUE002"]["verdict"]) == (True, "caught", "fail")
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_it_and_its_workers() -> None:
+    """Exit 130 while workers start, nothing on stderr, and no worker is left."""
+    program = "from lineage.cli import main; main()"
+    arguments = [sys.executable, "-c", program, "selftest", "--jobs", "2"]
+    running = subprocess.Popen(
+        arguments, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            running.wait(20)
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=60)
+    finally:
+        running.kill()
+    assert (running.returncode, out) == (130, b"")
+    assert b"Traceback" not in err
 
 
 def test_the_page_lists_the_faults_of_the_registry() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lineage.fingerprint import compose as compose_one
 from lineage.fingerprint import fingerprint_strings, reference_fingerprint
-from lineage.traces.functions import compose, text_fingerprint
+from lineage.traces.functions import compose, repeated, text_fingerprint
 
 _TOKENS = st.lists(st.integers(-(2**40), 2**40), max_size=20)
 
@@ -29,6 +29,14 @@ def test_long_heads_compose_without_a_table(head, length, tail):
     """A length beyond any table of powers gives the same number as modular exponentiation."""
     got = compose(pa.array([head], pa.uint64()), pa.array([length], pa.int64()), pa.array([tail], pa.uint64()))
     assert got.to_pylist() == [compose_one(head, length, tail)]
+
+
+def test_a_repeated_number_is_the_row_of_it():
+    """As the fingerprint of the row written out, for no times as well; a null or negative count gives null."""
+    pairs = [(1, 5), (0, 3), (1, 0), (-7, 2), (0, None), (1, -1)]
+    values, counts = (pa.array(column, pa.int64()) for column in zip(*pairs, strict=True))
+    rows = [reference_fingerprint([value] * count) for value, count in pairs[:4]]
+    assert repeated(values, counts).to_pylist() == [*rows, None, None]
 
 
 def test_unknown_parts_compose_to_null():

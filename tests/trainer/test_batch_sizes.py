@@ -20,7 +20,7 @@ def test_a_batch_that_divides_follows_the_formulas(minis, mini, sessions, epochs
     assert sizes.mini_batch_rows == mini * sessions
     assert sizes.missing(sizes.trajectories) == 0
     assert sizes.mini_batches(sizes.trajectories) * syncs == whole // mini
-    assert sizes.updates_a_step == epochs * whole // mini
+    assert syncs * sizes.updates(sizes.trajectories) == epochs * whole // mini
 
 
 @given(st.integers(1, 300), small, small, small, small)

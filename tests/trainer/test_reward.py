@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
+from lineage import hooks
 from lineage.hooks import UserError
 from lineage.trainer.config import compose
 from lineage.trainer.protocol import DataProto, nested_from_list, object_array, valid_mask
@@ -23,6 +25,7 @@ from lineage.trainer.reward import (
     reward_manager,
     scorer_of,
 )
+from lineage.trainer.reward.loop import record_own_score
 from lineage.trainer.reward.registry import DATA_SOURCES
 from lineage.trainer.tasks import make_rows
 
@@ -338,3 +341,29 @@ def test_what_the_scorer_says_beside_the_score_is_written_by_key(colocated):
     (scored,) = colocated.select(global_steps=1, stage="reward", op="score")
     assert extra["key"] == scored["key"]
     assert extra["sum"] == pytest.approx(scored["sum"])
+
+
+# ------------------------------------------------------------------------------------------------------- in the trace
+
+
+def test_a_scorer_that_raises_is_in_the_trace(tokenizer, tmp_path):
+    """The key is tagged as failed and has no score: who writes one all the same contradicts the trace."""
+    worker = RewardLoopWorker(reward_manager(compose([]).reward, tokenizer))
+    with hooks.recording(tmp_path, config={}, run={}) as recorder:
+        recorder.step(1)
+        with pytest.raises(RewardError, match="no scorer for data_source"):
+            asyncio.run(worker.compute_score("u_0_0", [1, 2], row("nobody/knows")))
+    rows = pq.read_table(tmp_path / "trace.parquet").to_pylist()
+    assert [(row["op"], row["key"], row["reason"]) for row in rows if row["op"] != "consume"] == [
+        ("tag", ["u_0_0"], ["failed"])
+    ]
+
+
+def test_a_score_of_the_loop_itself_is_in_the_trace(tmp_path):
+    """A session that scores itself has a score event like any other."""
+    with hooks.recording(tmp_path, config={}, run={}) as recorder:
+        recorder.step(1)
+        assert record_own_score("u_0_0", 0.5, row()) == 0.5
+    (said,) = pq.read_table(tmp_path / "trace.parquet").to_pylist()
+    assert (said["stage"], said["op"], said["key"], said["sum"]) == ("reward", "score", ["u_0_0"], [0.5])
+    assert (said["producer"], said["data_source"]) == ("AgentLoop.run", ["builtin/add"])

@@ -127,8 +127,9 @@ def test_inference_gives_the_rows_back_in_their_order(tiny_model, seed, ranks, b
     """Packed by tokens or one by one, each row's values stand where the row does."""
     rows = make_rows(count, seed, spread=seed % 7)
     score = {"temperature": 1.0, "with_entropy": True, "pad_token_id": 0}
-    one, entropy = infer_rows(tiny_model, rows, micro_batches=MicroBatchLimit(1), ranks=1, **score)
-    two, other = infer_rows(tiny_model, rows, micro_batches=MicroBatchLimit(tokens=budget), ranks=ranks, **score)
+    alone = infer_rows(tiny_model, rows, micro_batches=MicroBatchLimit(1), ranks=1, **score)
+    packed = infer_rows(tiny_model, rows, micro_batches=MicroBatchLimit(tokens=budget), ranks=ranks, **score)
+    one, entropy, two, other = alone.log_probs, alone.entropy, packed.log_probs, packed.entropy
     assert [len(row) for row in two] == rows.lengths("input_ids")
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip([*one, *entropy], [*two, *other], strict=True))
 
@@ -239,12 +240,12 @@ def test_positive_advantage_raises_the_probability(tiny):
         rows.columns["advantages"][row] = torch.ones(len(mask))
     training = worker(tiny, use_kl_loss=False)
     options = {"micro_batches": MicroBatchLimit(4), "temperature": 1.0, "with_entropy": False}
-    before, _ = training.infer_batch(rows, **options)
+    before = training.infer_batch(rows, **options).log_probs
     for row, mask in enumerate(rows.columns["loss_mask"]):
         window = before[row][len(before[row]) - len(mask) - 1 : -1]
         rows.columns["old_log_probs"][row] = window.clone()
     training.train_mini_batch(rows, PLAN)
-    after, _ = training.infer_batch(rows, **options)
+    after = training.infer_batch(rows, **options).log_probs
     gains = [
         float((new - old)[len(new) - len(mask) - 1 : -1].sum())
         for new, old, mask in zip(after, before, rows.columns["loss_mask"], strict=True)
@@ -266,8 +267,9 @@ def test_inference_leaves_no_trace(tiny):
     training = worker(tiny)
     options = {"micro_batches": MicroBatchLimit(3), "temperature": 0.7, "with_entropy": True}
     rows = make_rows()
-    first, entropy = training.infer_batch(rows, **options)
-    second, _ = training.infer_batch(rows, **options)
+    scores = training.infer_batch(rows, **options)
+    first, entropy = scores.log_probs, scores.entropy
+    second = training.infer_batch(rows, **options).log_probs
     assert all(torch.equal(one, two) for one, two in zip(first, second, strict=True))
     assert [len(row) for row in first] == [len(row) for row in entropy] == rows.lengths("input_ids")
     assert not any(row.requires_grad for row in first)

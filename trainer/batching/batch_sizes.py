@@ -77,8 +77,3 @@ class BatchSizes:
     def updates(self, rows: int) -> int:
         """Optimiser steps on a batch of ``rows``: E x B / K / M where nothing is padded."""
         return self.ppo_epochs * self.mini_batches(rows)
-
-    @property
-    def updates_a_step(self) -> int:
-        """Optimiser steps of a whole training step in which no session fails: E x B / M where nothing is padded."""
-        return self.parameter_sync_step * self.updates(self.trajectories)

@@ -20,7 +20,7 @@ REJECTING = (
     "algorithm.rollout_correction.rollout_rs=token_k1",
     "algorithm.rollout_correction.rollout_rs_threshold=0.9999999_1.0000001",
 )
-DRAFTS = ("+experiment=multi_output", "actor_rollout_ref.rollout.n=4")
+DRAFTS = ("+experiment=multi_output", "actor_rollout_ref.rollout.n=4", "data.max_response_length=24")
 
 
 def _afterwards(change: Callable[[Advantages, Tensor, Sequence[str]], Advantages]) -> Seams:

@@ -31,7 +31,18 @@ def mini_batch_in_trajectories() -> Seams:
     }
 
 
-@fault("BAT002", "update_actor")
+@fault("BAT001", "update_actor")
+def ceil_for_the_first_ranks() -> Seams:
+    """A rank's share is rounded up, so that the last one is left with fewer rows than the others."""
+
+    def deal(original: Any, rows: int, ranks: int) -> list[list[int]]:
+        share = rows // ranks + 1
+        return [list(range(rows))[rank * share : (rank + 1) * share] for rank in range(ranks)]
+
+    return {"lineage.trainer.actor.deal": deal}
+
+
+@fault("BAT002", "update_actor", reports=["verl-critic-mini-batch-not-times-n"])
 def mini_batch_not_scaled_by_n() -> Seams:
     """ppo_mini_batch_size is taken for trajectories where it divides all the same: as many times the updates."""
     return {MINI_BATCH_ROWS: lambda _, sizes: sizes.ppo_mini_batch_size}
@@ -47,7 +58,7 @@ def epochs_do_not_reach_the_loop() -> Seams:
     return {f"{WORKER}.train_mini_batch": train}
 
 
-@fault("BAT002", "update_actor")
+@fault("BAT002", "update_actor", reports=["openrlhf-grad-accum-floor-order"])
 def optimiser_steps_once_a_micro_batch() -> Seams:
     """Gradient accumulation is counted by micro-batches: the optimiser steps once for each of them."""
 
@@ -96,7 +107,7 @@ def packed_twice() -> Seams:
     return {"lineage.trainer.training._inference_batches": batches}
 
 
-@fault("BAT004", "balance")
+@fault("BAT004", "balance", reports=["verl-balance-uses-world-size"])
 def dealt_in_sorted_order() -> Seams:
     """The rows are sorted by length and dealt in one run to each rank: the last rank has all the long ones."""
 

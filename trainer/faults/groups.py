@@ -321,7 +321,7 @@ def padding_with_the_uid_it_was_copied_from() -> Seams:
     )
 
 
-@fault("ADV006", "advantage", "actor_rollout_ref.rollout.n=3", "actor_rollout_ref.actor.ppo_mini_batch_size=4")
+@fault("ADV006", "advantage", "actor_rollout_ref.rollout.n=3")
 def padding_is_spread_over_the_groups() -> Seams:
     """The batch is filled up group by group: every padding row is a session of another real group."""
 

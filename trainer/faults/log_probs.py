@@ -13,7 +13,7 @@ from lineage import hooks
 from lineage.trainer.actor import fetch
 from lineage.trainer.faults.registry import Seams, fault
 from lineage.trainer.faults.seams import TRAJECTORY_FIELDS
-from lineage.trainer.log_prob import TokenScores
+from lineage.trainer.log_prob import RowScores, TokenScores
 from lineage.trainer.protocol import KVBatchMeta, nested_from_list
 from lineage.trainer.rollout.sampling import Drawn
 from lineage.trainer.stages.fields import put
@@ -294,6 +294,21 @@ def rows_of_a_pack_see_each_other() -> Seams:
         return TokenScores(apart(scores.log_probs), entropy, scores.temperature)
 
     return {SCORE_TOKENS: score}
+
+
+@fault("LGP009", "old_log_prob", reports=["prime-packed-logprob-length"])
+def shifted_once_a_pack() -> Seams:
+    """Log-probs are shifted against their tokens once for a pack, not once for each row: later rows are further off."""
+
+    def infer(original: Any, *args: Any, **options: Any) -> RowScores:
+        scores: RowScores = original(*args, **options)
+        shifted = [
+            row.roll(-before) if hooks.current().name == "old_log_prob" else row
+            for row, before in zip(scores.log_probs, scores.behind, strict=True)
+        ]
+        return replace(scores, log_probs=shifted)
+
+    return {"lineage.trainer.training.infer_rows": infer}
 
 
 @fault("LGP009", "old_log_prob")

@@ -36,7 +36,7 @@ def _own(mask: Tensor) -> MiniBatch:
     "LOS001",
     "update_actor",
     ONE_ROW,
-    reports=["verl-critic-loss-per-micro-batch", "verl-distillation-loss-no-global-info"],
+    reports=["verl-critic-loss-per-micro-batch"],
 )
 def mean_of_each_micro_batch() -> Seams:
     """Every micro-batch takes the mean over its own tokens, and the gradients add up."""
@@ -69,7 +69,7 @@ def mean_of_means() -> Seams:
     return {AGGREGATE: reduce}
 
 
-@fault("LOS001", "update_actor", reports=["verl-grad-accum-dynamic-bsz"])
+@fault("LOS001", "update_actor", reports=["verl-distillation-loss-no-global-info"])
 def denominator_of_the_step_before() -> Seams:
     """The token count of the mini-batch is one that was computed for another: it is not refreshed."""
     first: list[MiniBatch] = []
@@ -77,6 +77,17 @@ def denominator_of_the_step_before() -> Seams:
     def reduce(original: Any, matrix: Tensor, mask: Tensor, mode: str, mini: MiniBatch) -> Aggregated:
         first.append(mini)
         return aggregate(matrix, mask, mode, MiniBatch(first[0].rows, first[0].tokens))
+
+    return {AGGREGATE: reduce}
+
+
+@fault("LOS001", "update_actor", "+experiment=dynamic_batch", reports=["verl-grad-accum-dynamic-bsz"])
+def fixed_accumulation_of_packed_micro_batches() -> Seams:
+    """Micro-batches are packed by tokens, and their means are divided by the number a fixed size would have made."""
+
+    def reduce(original: Any, matrix: Tensor, mask: Tensor, mode: str, mini: MiniBatch) -> Aggregated:
+        own = _own(mask)
+        return aggregate(matrix, mask, mode, MiniBatch(own.rows * mini.rows, own.tokens * mini.rows))
 
     return {AGGREGATE: reduce}
 

@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from lineage import hooks
 from lineage.trainer.batching.padding import PaddingRows
 from lineage.trainer.faults.registry import Seams, fault
 from lineage.trainer.loss import MiniBatch
@@ -127,13 +128,15 @@ def perplexity_over_padding() -> Seams:
     return {"lineage.trainer.correction.rollout_correction.off_policy_metrics": compute}
 
 
-@fault("PAD003", "update_actor", _SEQUENCE_MEAN)
+# where the trainer's own rule is M x G, as verl's is, LOS001 holds and PAD003 warns
+@fault("LOS001", "update_actor", _SEQUENCE_MEAN)
 def mean_over_padding() -> Seams:
     """The mean over sequences divides by all rows of the mini-batch: padding makes every real row's share smaller."""
 
     def count(original: Any, tokens: Any) -> MiniBatch:
         counts = list(tokens)
-        return replace(original(counts), rows=len(counts))
+        made = original(counts)
+        return replace(made, rows=len(counts)) if hooks.current().name == "update_actor" else made
 
     return {"lineage.trainer.training.MiniBatch.of": count}
 

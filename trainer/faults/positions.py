@@ -215,3 +215,28 @@ def prompts_padded_right() -> Seams:
         return original(module, padded, *rest, **options)
 
     return {_DECODE: decode}
+
+
+@fault(
+    "LEN005",
+    "rollout",
+    "data.max_prompt_length=40",
+    "data.truncation=left",
+    reports=["trl-max-prompt-length-ignored"],
+)
+def prompt_limit_not_passed_on() -> Seams:
+    """Cutting prompts was left to the engine, and the chat template's path does not hand it the limit."""
+    return {"lineage.trainer.agent_loop.base.fit_prompt": lambda _, ids, *limits: ids}
+
+
+@fault("BAT003", "update_actor", "data.train_batch_size=6", reports=["verl-nested-split-vs-chunk"])
+def split_for_padded_fields() -> Seams:
+    """Micro-batches of jagged rows are cut by a count of whole ones: what is left over at the end is in none."""
+
+    def split(original: Any, limit: Any, seq_lens: Sequence[Sequence[int]]) -> Any:
+        parts = original(limit, seq_lens)
+        if not _in_stage("update_actor"):
+            return parts
+        return [[part[: max(len(part) - 1, 1)] for part in rank] for rank in parts]
+
+    return {"lineage.trainer.batching.micro_batches.MicroBatchLimit.split": split}

@@ -145,7 +145,7 @@ def scores_of_a_group_in_another_order() -> Seams:
     return _scores_written(lambda rows: [_last(row, other[-1]) for row, other in zip(rows, rows[::-1], strict=True)])
 
 
-@fault("REW002", "reward", COLOCATED)
+@fault("LEN003", "reward", COLOCATED)
 def written_back_by_position() -> Seams:
     """A batch is sorted by length to be scored, and its scores are written back in the sorted order."""
 
@@ -156,6 +156,19 @@ def written_back_by_position() -> Seams:
         original(parts, batch, {**fields, "rm_scores": nested_from_list(rolled)})
 
     return {"lineage.trainer.stages.reward.put": put}
+
+
+@fault("REW002", "reward", COLOCATED)
+def gathered_as_they_became_ready() -> Seams:
+    """The scores of a batch are gathered in the order in which scorers answer, and laid out in that of the rows."""
+
+    async def scored(original: Any, manager: Any, data: Any) -> Any:
+        result = await original(manager, data)
+        scores = result.batch["rm_scores"]
+        result.batch["rm_scores"] = (scores != 0) * scores.sum(-1, keepdim=True).flip(0)
+        return result
+
+    return {"lineage.trainer.reward.loop_manager.RewardLoopManager.compute_rm_score": scored}
 
 
 @fault("REW002", "advantage")

@@ -8,11 +8,14 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
+from torch import Tensor
 
+from lineage import hooks
 from lineage.trainer.faults.registry import Seams, fault
-from lineage.trainer.faults.seams import GENERATE, TRAJECTORY_FIELDS, tiny_tokenizer
+from lineage.trainer.faults.seams import GENERATE, TRAINER, TRAJECTORY_FIELDS, tiny_tokenizer
 from lineage.trainer.protocol import KVBatchMeta, nested_from_list
 from lineage.trainer.rollout.base import SamplingParams, TokenOutput
+from lineage.trainer.stages.fields import put
 from lineage.trainer.training import rows_of
 
 
@@ -22,9 +25,8 @@ def retokenised_input_ids() -> Seams:
 
     # a subword tokenizer drifts without a normaliser; the tiny one has a token a character, so lower case does it
     def write(original: Any, *args: Any) -> TensorDict:
-        fields, tokenizer = original(*args), tiny_tokenizer()
-        texts = [tokenizer.decode(ids) for ids in rows_of(fields["input_ids"])]
-        encoded = [tokenizer.encode(text.lower(), add_special_tokens=False) for text in texts]
+        fields = original(*args)
+        encoded = [_encoded_again(ids.tolist()) for ids in rows_of(fields["input_ids"])]
         fields["input_ids"] = nested_from_list([torch.tensor(ids) for ids in encoded])
         return fields
 
@@ -32,19 +34,33 @@ def retokenised_input_ids() -> Seams:
 
 
 @fault("TOK002", "rollout", reports=["rllm-hybrid-assemble-retokenization"])
-def responses_encoded_again() -> Seams:
+def sessions_kept_as_text() -> Seams:
     """Sessions are kept as text: the ids that train are made of it anew, and are not those the engine returned."""
 
+    def kept(original: Any, outputs: Any, *args: Any) -> Any:
+        return [replace(one, response_ids=_encoded_again(one.response_ids)) for one in original(outputs, *args)]
+
+    return {"lineage.trainer.agent_loop.worker.check_outputs": kept}
+
+
+@fault("TOK002", "rollout")
+def responses_encoded_when_written() -> Seams:
+    """Responses are encoded anew where they are written, after they were scored; the sequences are made of them."""
+
     def write(original: Any, *args: Any) -> TensorDict:
-        fields, tokenizer = original(*args), tiny_tokenizer()
-        texts = [tokenizer.decode(ids).swapcase() for ids in rows_of(fields["responses"])]
-        encoded = [torch.tensor(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+        fields = original(*args)
+        encoded = [torch.tensor(_encoded_again(ids.tolist())) for ids in rows_of(fields["responses"])]
         fields["responses"] = nested_from_list(encoded)
         pairs = zip(rows_of(fields["prompts"]), encoded, strict=True)
         fields["input_ids"] = nested_from_list([torch.cat(pair) for pair in pairs])
         return fields
 
     return {TRAJECTORY_FIELDS: write}
+
+
+def _encoded_again(ids: list[int]) -> list[int]:
+    encoded: list[int] = tiny_tokenizer().encode(tiny_tokenizer().decode(ids).lower(), add_special_tokens=False)
+    return encoded
 
 
 @fault("TOK002", "rollout", reports=["trl-two-bos"])
@@ -72,7 +88,7 @@ def _sent(other: Callable[[list[int]], list[int]]) -> Seams:
     return {GENERATE: generate}
 
 
-@fault("TOK002", "rollout")
+@fault("TOK002", "rollout", "actor_rollout_ref.rollout.top_p=0.95")
 def end_forced_on_cut_answers() -> Seams:
     """An answer that reached its limit has its last token replaced by the end token: the policy learns to stop where
     it did not."""
@@ -99,14 +115,32 @@ def answers_of_the_neighbour() -> Seams:
     return {"lineage.trainer.rollout.hf.HFRollout._generate": generate}
 
 
+def _cleaned(parts: Any, batch: KVBatchMeta) -> Tensor:
+    """The responses of a batch with the tokens that end or separate messages replaced by padding."""
+    held = parts.queue.kv_batch_get(batch.keys, batch.partition_id, ["responses"])["responses"]
+    return nested_from_list([torch.where(ids < 4, torch.zeros_like(ids), ids) for ids in rows_of(held)])
+
+
+@fault("TOK004", "postprocess")
+def hook_cleans_the_responses() -> Seams:
+    """A hook of the user's own takes special tokens out of the responses before anybody else reads them; log-probs,
+    sequences and scores stay those of the tokens that were generated."""
+
+    async def sample(original: Any, trainer: Any) -> KVBatchMeta:
+        batch = await original(trainer)
+        with hooks.traced("postprocess", component="CleanResponses"):
+            put(trainer.parts, batch, {"responses": _cleaned(trainer.parts, batch)})
+        return batch
+
+    return {f"{TRAINER}._sample": sample}
+
+
 @fault("TOK004", "advantage")
 def responses_written_back_clean() -> Seams:
     """The advantage stage replaces what follows a stop token by padding and writes the responses back with its own
     fields."""
 
-    def put(original: Any, parts: Any, batch: KVBatchMeta, columns: dict[str, Any]) -> None:
-        held = parts.queue.kv_batch_get(batch.keys, batch.partition_id, ["responses"])["responses"]
-        cleaned = nested_from_list([torch.where(ids < 4, torch.zeros_like(ids), ids) for ids in rows_of(held)])
-        original(parts, batch, {**columns, "responses": cleaned})
+    def write(original: Any, parts: Any, batch: KVBatchMeta, columns: dict[str, Any]) -> None:
+        original(parts, batch, {**columns, "responses": _cleaned(parts, batch)})
 
-    return {"lineage.trainer.stages.advantage.put": put}
+    return {"lineage.trainer.stages.advantage.put": write}

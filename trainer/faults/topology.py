@@ -8,6 +8,8 @@ from typing import Any
 from lineage import hooks
 from lineage.trainer.faults.registry import Seams, fault
 
+MINI_BATCHES = "lineage.trainer.training.TrainingWorker._mini_batches"
+
 
 @fault("TOP001", "init", "trainer.n_gpus_per_node=4", "rollout.tensor_model_parallel_size=2", step=0)
 def dp_of_the_rollout() -> Seams:
@@ -32,6 +34,16 @@ def one_topology_for_both() -> Seams:
     return {"lineage.trainer.setup.topology_of": report}
 
 
+@fault("TOP001", "update_actor")
+def split_for_one_rank() -> Seams:
+    """The split asks the driver's own process group for the data-parallel size, and that group has one rank."""
+
+    def split(original: Any, *args: Any) -> list[list[list[int]]]:
+        return [[[row for share in shares for row in share]] for shares in original(*args)]
+
+    return {MINI_BATCHES: split}
+
+
 @fault("TOP002", "update_actor")
 def first_part_for_every_rank() -> Seams:
     """The rank's index within its group is taken for that within the data-parallel group: all ranks get the first part."""
@@ -49,7 +61,7 @@ def ranks_slice_by_the_first_rank() -> Seams:
     def split(original: Any, *args: Any) -> list[list[list[int]]]:
         return [[shares[0] for _ in shares] for shares in original(*args)]
 
-    return {"lineage.trainer.training.TrainingWorker._mini_batches": split}
+    return {MINI_BATCHES: split}
 
 
 @fault("TOP002", "update_actor")
@@ -60,4 +72,4 @@ def ranks_in_another_order() -> Seams:
     def split(original: Any, *args: Any) -> list[list[list[int]]]:
         return [shares[::-1] for shares in original(*args)]
 
-    return {"lineage.trainer.training.TrainingWorker._mini_batches": split}
+    return {MINI_BATCHES: split}

@@ -10,6 +10,7 @@ from tensordict import TensorDict
 
 from lineage import hooks
 from lineage.trainer.faults.registry import Seams, fault
+from lineage.trainer.faults.seams import TOOLS
 from lineage.trainer.protocol import nested_from_list
 from lineage.trainer.training import rows_of
 
@@ -65,9 +66,7 @@ def mask_of_another_micro_batch() -> Seams:
     return {"lineage.trainer.training.TrainingWorker._backward": backward}
 
 
-@fault(
-    "TOK002", "rollout", "+experiment=tools", "trainer.total_training_steps=2", reports=["trl-server-stride-dedup-in-tool-loop"]
-)
+@fault("TOK003", "rollout", *TOOLS, reports=["trl-server-stride-dedup-in-tool-loop"])
 def prompts_by_stride() -> Seams:
     """The engine is sent every n-th prompt with n samples each: after a tool's turn the rows of a group are no longer
     alike, and a row gets the answer to another one's history."""
@@ -79,7 +78,7 @@ def prompts_by_stride() -> Seams:
     return {"lineage.trainer.rollout.hf.HFRollout._generate": generate}
 
 
-@fault("MSK006", "rollout", "+experiment=tools", reports=["prime-truncated-flags-longer-than-batch"])
+@fault("MSK006", "rollout", *TOOLS, reports=["prime-truncated-flags-longer-than-batch"])
 def flags_by_turn() -> Seams:
     """What the engine says of each turn is appended a turn, not a rollout, and zipped with the rollouts: the flags of
     all rows after the first with two turns are another row's."""

@@ -59,13 +59,19 @@ def mask_of_the_last_ones() -> Seams:
 
 @fault("MSK003", "rollout", *TOOLS)
 def only_the_last_turn_trains() -> Seams:
-    """The mask is that of the last answer alone: what the policy said before it called a tool does not train."""
+    """Mask and log-probs are those of the last answer alone: what the policy said to its tools does not train."""
 
-    def last(mask: list[int]) -> list[int]:
+    def output(original: Any, loop: AgentLoopBase, episode: Any) -> AgentLoopOutput:
+        made = original(loop, episode)
+        mask, log_probs = made.response_mask, made.response_logprobs
         begin = len(mask) - mask[::-1].index(0) if 0 in mask else 0
-        return [0] * begin + mask[begin:]
+        return replace(
+            made,
+            response_mask=[0] * begin + mask[begin:],
+            response_logprobs=[0.0] * begin + log_probs[begin:],
+        )
 
-    return _other_mask(last)
+    return {OUTPUT: output}
 
 
 def _other_mask(mask_of: Callable[[list[int]], list[int]]) -> Seams:
@@ -113,7 +119,25 @@ def turns_lose_their_calls() -> Seams:
     return {ANSWER: answer}
 
 
-@fault("TOK003", "rollout", *TOOLS, reports=["prime-prefix-assertion-think-strip"])
+@fault("MSK006", "rollout", *TOOLS)
+def only_the_last_turn_is_counted() -> Seams:
+    """The tokens a session has cost are those of its last request: the turns before it are counted nowhere."""
+
+    def output(original: Any, loop: AgentLoopBase, episode: Any) -> AgentLoopOutput:
+        made = original(loop, episode)
+        counted = {**made.extra_fields, "generated": episode.answers[-1].generated}
+        return replace(made, extra_fields=counted)
+
+    return {OUTPUT: output}
+
+
+@fault(
+    "TOK003",
+    "rollout",
+    *TOOLS,
+    "actor_rollout_ref.rollout.top_p=0.95",
+    reports=["prime-prefix-assertion-think-strip"],
+)
 def thoughts_stripped_from_the_history() -> Seams:
     """The template takes the policy's thoughts out of its earlier messages: the next prompt lacks tokens that train."""
     return _next_prompt(lambda ids, prompt: [*ids[:prompt], *ids[prompt + 4 :]])
@@ -178,20 +202,16 @@ def _next_prompt(sent_for: Callable[[Ids, int], Ids]) -> Seams:
 def earlier_answers_twice() -> Seams:
     """What is new in a rendering is found by comparing text: the earlier answer is taken for new and trains as a part
     of the observation, once more than the engine has read it."""
-    doubled: dict[int, int] = {}  # tokens added, by the length of the sequence with them
+    doubled: dict[int, slice] = {}  # where it stands, by the list of the conversation's tokens
 
     def observe(original: Any, conversation: Conversation, role: str, ids: Ids, *cut: Any) -> None:
-        answer = conversation.ids[conversation.prompt_length :][:5]
-        original(conversation, role, [*answer, *ids] if role == "observation" else ids, *cut)
-        doubled[id(conversation.ids)] = len(answer)
+        begin, answer = len(conversation.ids), conversation.ids[conversation.prompt_length :]
+        original(conversation, role, [*answer, *ids], *cut)
+        doubled[id(conversation.ids)] = slice(begin, begin + len(answer))
 
     def generate(original: Any, loop: AgentLoopBase, prompt_ids: Ids, *args: Any) -> Any:
-        extra = doubled.get(id(prompt_ids), 0)
-        end = (
-            prompt_ids.index(tiny_tokenizer().eos_token_id, prompt_ids.index(4) if 4 in prompt_ids else 0)
-            if extra
-            else 0
-        )
-        return original(loop, [*prompt_ids[:end], *prompt_ids[end + extra :]], *args)
+        sent = list(prompt_ids)
+        del sent[doubled.get(id(prompt_ids), slice(0))]
+        return original(loop, sent, *args)
 
     return {OBSERVE: observe, GENERATE: generate}

@@ -9,11 +9,12 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lineage import hooks
+from lineage.trainer.batching.padding import PAD_RESPONSE_TOKENS
 from lineage.trainer.faults.registry import Seams, fault, trace_fault
 from lineage.trainer.faults.rows import TraceRows
 from lineage.trainer.faults.seams import TRAJECTORY_FIELDS
 from lineage.trainer.loss import Aggregated, MiniBatch
-from lineage.trainer.protocol import KVBatchMeta, lengths_of, nested_from_list, nested_from_values
+from lineage.trainer.protocol import KVBatchMeta, nested_from_list
 from lineage.trainer.training import rows_of
 
 _VALIDATION = ("data.val_files=builtin:add", "data.val_max_samples=3", "trainer.test_freq=1")
@@ -34,20 +35,17 @@ def entropy_of_a_certain_token() -> Seams:
 
 @fault("VAL001", "update_actor", reports=["skyrl-nan-through-zero-mask"])
 def masked_by_product() -> Seams:
-    """Old log-probs of padding rows are NaN, and the loss multiplies by the mask: NaN times 0 is NaN."""
+    """A padding row's log-probs are NaN in the update, and the loss multiplies by the mask: NaN times 0 is NaN."""
 
-    def put(original: Any, parts: Any, batch: KVBatchMeta, columns: dict[str, Tensor]) -> None:
-        if "old_log_probs" in columns:
-            old = columns["old_log_probs"]
-            padding = torch.tensor([tag["is_padding"] for tag in batch.tags]).repeat_interleave(lengths_of(old))
-            values = old.values().masked_fill(padding, torch.nan)
-            columns = columns | {"old_log_probs": nested_from_values(values, lengths_of(old))}
-        original(parts, batch, columns)
+    def cut(original: Any, values: Tensor, prompt_lens: list[int], response_lens: list[int]) -> Tensor:
+        rows = original(values, prompt_lens, response_lens)
+        padding = torch.tensor(response_lens) == PAD_RESPONSE_TOKENS
+        return rows.masked_fill(padding.unsqueeze(-1), torch.nan)
 
     def aggregate(original: Any, matrix: Tensor, mask: Tensor, mode: str, mini: MiniBatch) -> Aggregated:
         return Aggregated((matrix * mask).sum(), original(matrix, mask, mode, mini).denominator)
 
-    return {"lineage.trainer.stages.log_prob.put": put, "lineage.trainer.ppo_loss.aggregate": aggregate}
+    return {"lineage.trainer.training.response_windows": cut, "lineage.trainer.ppo_loss.aggregate": aggregate}
 
 
 @fault("VAL001", "advantage")
@@ -65,7 +63,7 @@ def deviation_of_zero() -> Seams:
 
 @fault("VAL002", "rollout")
 def masks_as_numbers() -> Seams:
-    """A mask is averaged over and stored as float: whoever indexes with it, or sums it in half precision, is wrong."""
+    """Masks are stored as float, by whoever averaged them: what indexes by one, or sums it in fewer bits, is wrong."""
 
     def write(original: Any, *args: Any) -> TensorDict:
         fields = original(*args)
@@ -73,7 +71,7 @@ def masks_as_numbers() -> Seams:
             fields[name] = nested_from_list([row.float() for row in rows_of(fields[name])])
         return fields
 
-    return {TRAJECTORY_FIELDS: write}
+    return {TRAJECTORY_FIELDS: write, "lineage.trainer.stages.balance.padding_fields": write}
 
 
 # a device that is not there cannot hold a tensor: the reference trainer has one, so the rows are edited
@@ -99,16 +97,3 @@ def validation_in_the_running_mean() -> Seams:
         "lineage.trainer.stages.validate._clear": lambda _, __, batch: answered.append(batch),
         "lineage.trainer.stages.metrics.fetch": fetch,
     }
-
-
-@fault("VAL003", "sample", *_VALIDATION)
-def validation_prompts_are_trained() -> Seams:
-    """The stream of training prompts is built from the validation files: the policy trains on what measures it."""
-
-    def draw(original: Any, parts: Any, global_steps: int, *rest: Any) -> Any:
-        batch = original(parts, global_steps, *rest)
-        asked = next(iter(parts.validation.batches(global_steps)))
-        asked.meta_info = batch.meta_info
-        return asked
-
-    return {"lineage.trainer.grpo.next_train_batch": draw}

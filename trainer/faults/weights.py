@@ -321,7 +321,7 @@ def stale_head_is_sent() -> Seams:
     return {SENT: send}
 
 
-@fault("VER006", "weight_sync", LORA)
+@fault("VER006", "weight_sync", LORA, reports=["trl-bf16-merge-unmerge-drift"])
 def decay_reaches_what_is_frozen() -> Seams:
     """The optimiser was given every parameter: weight decay shrinks the frozen ones."""
 

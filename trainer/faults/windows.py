@@ -44,7 +44,12 @@ def reference_cut_a_token_early() -> Seams:
     return {RESPONSE_PART: cut}
 
 
-@fault("LEN004", "old_log_prob", "+experiment=multi_output", reports=["swift-mask-vs-attention-misaligned"])
+@fault(
+    "LEN004",
+    "old_log_prob",
+    "+experiment=multi_output",
+    reports=["swift-mask-vs-attention-misaligned", "swift-logits-to-keep-per-row"],
+)
 def one_prompt_length_for_all() -> Seams:
     """All rows are cut where the longest prompt ends: of a row with a shorter one the first answers are lost."""
 

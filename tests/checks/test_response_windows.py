@@ -1,0 +1,79 @@
+"""What was cut from a sequence to its response, by the fingerprints of prefixes; the forms and limits of both."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import lineage
+from lineage.checks import check
+
+PROMPT_LENS, RESPONSE_LENS = (3, 5), (4, 2)
+
+
+def record(folder, starts, *, dtype=np.float32, steps=1, config=None):
+    """Two rows scored over whole sequences, and cut to the response from ``starts`` on (relative to the right one).
+
+    Args:
+        starts: one of each step.
+        dtype: of what was cut, in the last step.
+        config: the run's configuration.
+    """
+    keys, lens = ["u_0_0", "u_1_0"], list(zip(PROMPT_LENS, RESPONSE_LENS, strict=True))
+    rng = np.random.default_rng(0)
+    with lineage.record(folder, config=config or {}) as recorder:
+        for step in range(1, steps + 1):
+            recorder.step(step)
+            with recorder.stage("rollout", producer="worker") as stage:
+                fields = {"prompts": PROMPT_LENS, "responses": RESPONSE_LENS, "input_ids": [p + r for p, r in lens]}
+                stage.produce({name: [np.arange(size) for size in sizes] for name, sizes in fields.items()}, keys=keys)
+            scored = [rng.normal(size=p + r).astype(np.float32) for p, r in lens]
+            with recorder.stage("old_log_prob", producer="actor") as stage:
+                stage.forward({"log_probs": scored}, keys=keys, span="sequence")
+                start = starts[step - 1]
+                made = [row[p - 1 + start :][:r] for row, (p, r) in zip(scored, lens, strict=True)]
+                kept = dtype if step == steps else np.float32
+                stage.produce({"old_log_probs": [row.astype(kept) for row in made]}, keys=keys, span="response")
+    return folder
+
+
+def verdict_of(folder, code):
+    """What one code says."""
+    return check(folder, select=[code]).verdicts[0]
+
+
+def test_the_right_window_passes_and_a_moved_one_is_named(tmp_path):
+    """Of three steps the one cut a token late and the one cut a token early fail, each row of them."""
+    found = verdict_of(record(tmp_path, (0, 1, -1), steps=3), "LEN004")
+    late = [(one.global_steps, one.expected, one.actual) for one in found.violations[:2]]
+    assert late == [(2, "window [2, 6)", "window [3, 7)"), (2, "window [4, 6)", "window [5, 7)")]
+    assert ([one.global_steps for one in found.violations], found.examined) == ([2, 2, 3, 3], 6)
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [(np.float64, "pass"), (np.float16, "vacuous")])
+def test_values_made_narrower_are_not_judged(tmp_path, dtype, kind):
+    """A wider copy has the same values; a narrower one has others, and it is no window that is wrong."""
+    assert str(verdict_of(record(tmp_path, (0,), dtype=dtype), "LEN004").kind) == kind
+
+
+def test_a_field_of_another_form_is_a_warning(tmp_path):
+    """Another dtype than in the step before is no error."""
+    found = verdict_of(record(tmp_path, (0, 0), dtype=np.float64, steps=2), "LEN007")
+    said = [(one.severity, one.expected, one.actual) for one in found.violations]
+    assert (str(found.kind), len(said)) == ("pass", 1)
+    assert said[0][0] == "warning"
+    assert "float32" in said[0][1]
+    assert "float64" in said[0][2]
+
+
+@pytest.mark.parametrize(
+    ("limits", "kind"),
+    [
+        ({}, "vacuous"),
+        ({"max_response_length": 4, "max_prompt_length": 5}, "pass"),
+        ({"max_response_length": 3}, "fail"),
+    ],
+)
+def test_limits_are_those_of_the_run(tmp_path, limits, kind):
+    """Where a run declares no limit nothing is judged; a row as long as the limit is within it."""
+    assert str(verdict_of(record(tmp_path, (0,), config={"data": limits}), "LEN005").kind) == kind
