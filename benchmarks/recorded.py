@@ -29,6 +29,7 @@ SIZE = (
     "actor_rollout_ref.rollout.n=8",
     "actor_rollout_ref.actor.ppo_mini_batch_size=32",
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=64",
+    "data.max_response_length=32",  # answers of eight tokens would often come twice
     "trainer.n_gpus_per_node=2",
     "trainer.total_training_steps=3",
 )

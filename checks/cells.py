@@ -54,7 +54,8 @@ class Cells:
 def _keys(row: Words) -> Wanted:
     whole = row.has("field", "key") & row.has("op", "produce", "pad", "reorder")
     tag = row.has("op", "tag") & ~row.has("field", *LENGTH_TAGS)
-    return row.has("entity", "trajectory") & (whole | tag)
+    unjudged = row.has("stage", "reward") & row.has("op", "filter")
+    return row.has("entity", "trajectory") & (whole | tag | unjudged)
 
 
 def _tags(row: Words) -> Wanted:
@@ -77,7 +78,7 @@ def _advantages(row: Words) -> Wanted:
 
 
 def _token_sums(row: Words) -> Wanted:
-    driver = row.has("op", "produce") & row.has("field", "old_log_probs", "entropy", "rollout_log_probs")
+    driver = row.has("op", "produce") & row.has("field", "old_log_probs", "entropy", "rollout_log_probs", "ref_log_prob")
     policy = row.has("op", "forward") & row.has("field", "log_probs") & row.has("stage", "update_actor")
     return row.has("entity", "trajectory") & (driver | policy)
 

@@ -29,7 +29,7 @@ from lineage.checks.window import beside
 from lineage.traces.trace import row_ids
 
 #: facts of one slice
-SLICE_FACTS = 8_000_000
+SLICE_FACTS = 16_000_000
 #: facts of the steps that may stand beside a slice for a common key
 BESIDE_FACTS = SLICE_FACTS
 #: what says where a row stands

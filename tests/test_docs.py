@@ -56,7 +56,7 @@ def command_line(arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProces
 
 def test_the_failing_check_is_the_one_the_readme_shows() -> None:
     """The check of the bad sample prints what the README shows, but for the seconds, and exits 1."""
-    command = "check traces/samples/bad/MSK002.parquet"
+    command = "check -q traces/samples/bad/MSK002.parquet"
     shown = [text for name, text in _BLOCK.findall(README) if text.startswith(f"$ lineage {command}\n")]
     done = command_line(command)
     assert done.returncode == 1

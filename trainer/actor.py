@@ -151,26 +151,25 @@ class ActorRolloutRefWorker:
             with_entropy=True,
         )
         self._put(batch, {"log_probs": scores.log_probs, "entropy": scores.entropy}, scores, self.weights)
-        if self.probe:
-            padding = [tag["is_padding"] for tag in batch.tags]
-            chosen = to_probe(rows.lengths("input_ids"), scores.behind, padding, self.probe)
-            probe(self.actor.module, rows, scores, self.config.rollout.temperature, chosen)
+        self._probe(self.actor.module, batch, rows, scores)
 
     @traced("ref_log_prob", component="ActorRolloutRefWorker.compute_ref_log_prob", consumer="PPOTrainer")
     def compute_ref_log_prob(self, batch: KVBatchMeta) -> None:
         """Write ``log_probs`` of the reference at full sequence length, over the actor's."""
         if self.reference is None:
             raise LineageError("compute_ref_log_prob: this worker was built without a reference policy")
+        rows = self._rows(batch, FORWARD_FIELDS)
         with self.reference.scoring() as module:
             scores = infer_rows(
                 module,
-                self._rows(batch, FORWARD_FIELDS),
+                rows,
                 micro_batches=MicroBatchLimit.of_log_prob(self.config.ref, self.config.actor),
                 ranks=self.topology.reported_dp,
                 temperature=self.config.rollout.temperature,
                 with_entropy=False,
                 pad_token_id=self.pad_token_id,
             )
+            self._probe(module, batch, rows, scores)
         weights = Weights(0, "ref")
         self._put(batch, {"log_probs": scores.log_probs}, scores, weights)
         if self.record_weights and hooks.recorder().enabled:
@@ -202,6 +201,12 @@ class ActorRolloutRefWorker:
         metrics = self.actor.train_mini_batch(rows.select([place for places in dealt for place in places]), plan)
         self.version = info["global_steps"]
         return metrics
+
+    def _probe(self, module: nn.Module, batch: KVBatchMeta, rows: SequenceRows, scores: RowScores) -> None:
+        if self.probe:
+            padding = [tag["is_padding"] for tag in batch.tags]
+            chosen = to_probe(rows.lengths("input_ids"), scores.behind, padding, self.probe)
+            probe(module, rows, scores, self.config.rollout.temperature, chosen)
 
     def _rows(self, batch: KVBatchMeta, fields: Sequence[str]) -> SequenceRows:
         return SequenceRows.from_tensordict(batch.keys, fetch(self.queue, batch, fields), self.actor.device)

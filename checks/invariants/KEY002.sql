@@ -5,7 +5,7 @@
 -- needs: key
 -- fields:
 -- examines: select sum(n) from events where entity = 'trajectory' and ((stage = 'sample' and op = 'produce' and field = 'key') or (stage = 'rollout' and op = 'produce' and field = 'responses'))
--- subsumed_by: KEY001, QUE001
+-- subsumed_by: KEY001, QUE001, QUE007
 -- source: S3
 -- causes: A session was lost between the agent loop and the replay buffer, was written twice, or rows were keyed alike.
 create or replace temp table batch as

@@ -5,7 +5,7 @@
 -- needs: key, valid_length, fingerprint
 -- fields: position_ids
 -- examines: select sum(n) from events where entity = 'trajectory' and field = 'position_ids' and op <> 'compare' and c is not null and coalesce(len(shape), 0) < 3
--- subsumed_by: LEN002, QUE003
+-- subsumed_by: LEN002, QUE003, QUE009
 -- source: verl postprocesses position_ids apart from input_ids; positions of k axes are judged by LEN002, by shape
 -- causes: Positions were counted over the padded width, or padded on another side than the tokens, so that the model sees every token of the row moved.
 create or replace temp table counted as

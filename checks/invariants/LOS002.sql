@@ -88,6 +88,6 @@ from weighed
 where weight > 1 + 1e-6
 union all
 select rid, 'loss', printf('%.9g, the sum of its terms', whole), printf('%.9g', backward),
-    case when whole <> 0 then printf('%.4g times as much', backward / whole) end, null
+    case when whole <> 0 then printf('%.6g times as much', backward / whole) end, null
 from passed
 where abs(backward - whole) > said('loss.backward') * size + 1e-12 and not isnan(whole)

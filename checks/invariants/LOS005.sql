@@ -1,7 +1,7 @@
 -- code: LOS005
 -- name: the loss recomputes
 -- severity: error
--- says: A numerator is the sum of its rows' losses as the mode takes them; before the first update a row's policy loss is minus its advantages, times the importance weights, and its KL one that log-probs so far apart have; afterwards the policy loss is within the clip's bounds; a logged actor/ metric is the mean over the optimiser steps.
+-- says: A numerator is the sum of its rows' losses as the mode takes them; before the first update a row's policy loss is minus its advantages, times the importance weights, which are the cut ratios of old to rollout, and its KL one that log-probs so far apart have; afterwards the policy loss is within the clip's bounds; a logged actor/ metric is the mean over the optimiser steps.
 -- needs: loss, sum_in
 -- fields: loss
 -- examines: select count(*) from events where (loss is not null and update_index is not null) or (stage = 'update_actor' and op = 'forward' and field in ('pg_loss', 'kl_loss', 'entropy_loss'))
@@ -52,6 +52,19 @@ join batches_of as b
     on b.run_id is not distinct from r.run_id and b.global_steps = r.global_steps and b.update_index = r.update_index
 left join weights_of as w on w.step_id = r.step_id and w.id = r.id
 where r.field = 'pg_loss' and r.mask_sum > 0 and a.tokens > 0;
+create or replace temp table weight_rows as
+-- weights are exp(old - rollout) of each token, or of the whole row: so far as those were found apart, and no more
+select c.rid, c.id, c.sum_in, c.min_in, c.max_in, c.mask_sum, p.absdiff_max as m, p.absdiff_sum as s,
+    o.sum_in - r.sum_in as d, setting(e.run_id, 'algorithm.rollout_correction.rollout_is') as level,
+    coalesce(try_cast(setting(e.run_id, 'algorithm.rollout_correction.rollout_is_threshold') as double), 'inf') as cut
+from loss_cells as c
+join events as e using (rid)
+join pair_cells as p on p.step_id = c.step_id and p.id = c.id and p.field = 'old_log_probs' and p.against = 'rollout_log_probs'
+join token_sum_cells as o on o.step_id = c.step_id and o.id = c.id and o.field = 'old_log_probs'
+join token_sum_cells as r on r.step_id = c.step_id and r.id = c.id and r.field = 'rollout_log_probs'
+where c.field = 'rollout_is_weights' and c.mask_sum > 0 and c.mask_sum = p.n_in and o.mask_sum = p.n_in
+    and r.mask_sum = p.n_in
+    and coalesce(setting(e.run_id, 'algorithm.rollout_correction.rollout_is_batch_normalize'), 'false') <> 'true';
 create or replace temp table kl_rows as
 -- before the first update the policy is the old one, whose distance from the reference was measured: so much bounds
 -- every estimator of the KL
@@ -149,6 +162,21 @@ from (
     from kl_rows where kind in ('kl', 'k1', 'abs', 'mse', 'k2', 'low_var_kl', 'k3')
 ) join keys using (id)
 where sum_in < least - slack or sum_in > greatest + slack
+union all
+select rid, keys.key, printf('sum from %.6g to %.6g, at most %g', least, greatest, cut),
+    printf('sum %.6g, from %.6g to %.6g', sum_in, min_in, max_in),
+    printf('importance weights of %d tokens by %s, of log-probs %.6g apart', mask_sum, level, d), null
+from (
+    select *,
+        case level when 'sequence' then mask_sum * least(exp(d), cut)
+            when 'token' then mask_sum * case when exp(m) > cut then 0 else exp(d / mask_sum) end end as least,
+        case level when 'sequence' then mask_sum * least(exp(d), cut)
+            when 'token' then mask_sum + d + exp(m) * m * s / 2 end as greatest
+    from weight_rows
+    where abs(d) < 20 and m < 20
+) join keys using (id)
+where max_in > cut * (1 + 1e-6) or sum_in < least - said('loss.relative') * mask_sum
+    or sum_in > greatest + said('loss.relative') * mask_sum
 union all
 select rid, name, printf('%.9g', whole), printf('%.9g', value), 'mean over the optimiser steps, and as logged', null
 from logged

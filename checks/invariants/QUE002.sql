@@ -5,7 +5,7 @@
 -- needs: key
 -- fields:
 -- examines: select sum(n) from events where k is not null and ((op = 'tag' and queue) or (op = 'produce' and queue) or op = 'clear')
--- subsumed_by: QUE001, KEY002
+-- subsumed_by: QUE001, KEY002, KEY003, KEY005
 -- source: S11
 -- causes: The clear used the keys of the batch before padding or merging, so that the rest of the partition grows step by step.
 create or replace temp table owned as

@@ -5,7 +5,7 @@
 -- needs: status
 -- fields:
 -- examines: select count(*) from group_cells where entity = 'prompt' and status is not null
--- subsumed_by: QUE001
+-- subsumed_by: QUE001, KEY005
 -- source: verl V1 ReplayBuffer; the status tag of a prompt key
 -- causes: A group was tagged twice, by a retry or by two workers, ended before its sessions had, was sampled while they ran, or was dropped without a word.
 create or replace temp table status_moves as

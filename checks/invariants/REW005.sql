@@ -1,7 +1,7 @@
 -- code: REW005
 -- name: rewards are scores, less a KL under the mask
 -- severity: error
--- says: With algorithm.use_kl_in_reward=false token_level_rewards are token_level_scores; with true they differ under the mask only.
+-- says: With algorithm.use_kl_in_reward=false token_level_rewards are token_level_scores; with true they are less the coefficient times a KL that the log-probs have, under the mask only.
 -- needs: key, fingerprint, nnz_out
 -- fields: token_level_scores, token_level_rewards
 -- examines: select sum(n) from events where field = 'token_level_rewards' and op = 'forward' and entity = 'trajectory' and setting(run_id, 'algorithm.use_kl_in_reward') is not null
@@ -26,6 +26,32 @@ create or replace temp table unlike_scores as
 select rid, scores_rid, kl
 from rewarded
 where (kl = 'false' and c is distinct from scores_c) or (kl = 'true' and whole and outside is distinct from scores_outside);
+create or replace temp table penalties as
+-- k1 is told by the sums of the two log-probs; of the others the distance between them leaves bounds
+with paid as (
+    select s.step_id, s.id, arg_max(s."sum", s.ord) filter (s.field = 'token_level_scores')
+            - arg_max(s."sum", s.ord) filter (s.field = 'token_level_rewards') as taken,
+        max(s.rid) filter (s.field = 'token_level_rewards') as rid
+    from reward_cells as s join events as e using (rid)
+    where s.op = 'forward' and setting(e.run_id, 'algorithm.use_kl_in_reward') = 'true'
+    group by s.step_id, s.id
+),
+coefficients as (
+    select c.step_id, any_value(c."sum") as coef
+    from group_cells as c join keys using (id)
+    where c.field = 'metrics' and keys.key = 'actor/reward_kl_penalty_coeff'
+    group by c.step_id
+)
+select paid.rid, paid.id, paid.taken, c.coef, p.n_in, p.absdiff_sum as d, p.absdiff_max as m,
+    rtrim(setting(e.run_id, 'algorithm.kl_penalty'), '+') as kind, o.sum_in - r.sum_in as k1,
+    abs(o.sum_in) + abs(r.sum_in) as size
+from paid
+join events as e on e.rid = paid.rid
+join coefficients as c on c.step_id = paid.step_id
+join pair_cells as p on p.step_id = paid.step_id and p.id = paid.id and p.field = 'ref_log_prob' and p.n_in > 0
+join token_sum_cells as o on o.step_id = paid.step_id and o.id = paid.id and o.field = 'old_log_probs'
+join token_sum_cells as r on r.step_id = paid.step_id and r.id = paid.id and r.field = 'ref_log_prob'
+where o.mask_sum = p.n_in and r.mask_sum = p.n_in;
 insert into suspects
 select rid from unlike_scores union select scores_rid from unlike_scores;
 select r.rid, r.key,
@@ -39,3 +65,17 @@ from unlike_scores as u
 join elements as r on r.rid = u.rid
 join elements as s on s.rid = u.scores_rid and s.key = r.key
 where (u.kl = 'false' and r.fingerprint <> s.fingerprint) or (u.kl = 'true' and r.nnz_out <> s.nnz_out)
+union all
+-- a coefficient that adapts moves by a fifth at most between two batches of a step
+select rid, keys.key, printf('from %.6g to %.6g taken off', least(0.75 * low, 1.25 * low), greatest(0.75 * high, 1.25 * high)),
+    printf('%.6g', taken), printf('KL by %s, coefficient %g, log-probs %.6g apart over %d tokens', kind, coef, d, n_in), null
+from (
+    select *,
+        coef * case when kind in ('kl', 'k1') then k1 when kind = 'abs' then d
+            when kind in ('mse', 'k2') then d * d / (2 * n_in) else exp(-m) * d * d / (2 * n_in) end as low,
+        coef * case when kind in ('kl', 'k1') then k1 when kind = 'abs' then d
+            when kind in ('mse', 'k2') then m * d / 2 else exp(m) * m * d / 2 end as high
+    from penalties where kind in ('kl', 'k1', 'abs', 'mse', 'k2', 'low_var_kl', 'k3')
+) join keys using (id)
+where taken < least(0.75 * low, 1.25 * low) - 1e-4 * coef * size - 1e-6
+    or taken > greatest(0.75 * high, 1.25 * high) + 1e-4 * coef * size + 1e-6

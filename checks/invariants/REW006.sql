@@ -30,7 +30,7 @@ select rid, key, 'a score event, or no score', 'a score nobody gave', 'rm_scores
 from unscored join keys as k using (id)
 left join last_outputs as l on l.group_id = k.group_id and l.session_id = k.session_id
 where k."index" = coalesce(l.last, 0)
-    and id not in (select id from key_cells where stage = 'reward' and op = 'tag' and reason is not null)
+    and id not in (select id from key_cells where stage = 'reward' and op = 'filter' and reason is not null)
 union all
 select c.rid, null, 'an entry for each of ' || s.n || ' keys', c.n || ' entries', 'beside rm_scores, in one write', null
 from events as s

@@ -4,7 +4,7 @@
 -- says: The prompt of a later turn is the prompt of the turn before, its response and what was observed since, less a declared trim.
 -- needs: key, turn, start, marks, fingerprint
 -- fields: turns, prompts, responses
--- examines: select count(*) from turn_cells as t join keys using (id) join ribbons as r using (id) where t.role = 'policy' and r.trims = 0 and t.start > r.prompt_len and t.before is not null and hash(group_id, session_id) in (select place from engine_answers)
+-- examines: select count(*) from turn_cells as t join keys using (id) join ribbons as r using (id) where t.role = 'policy' and r.trims = 0 and t.start > r.prompt_len and t.before is not null and hash(group_id, session_id) in (select place from engine_answers where prompt_fp is not null)
 -- subsumed_by: TOK002, MSK006
 -- source: 04 Agent Loop: a session's tokens are only ever added to
 -- causes: The next prompt was rendered again from messages: earlier reasoning or a tool call was stripped, the end token fell away, only the last step was kept.

@@ -154,8 +154,9 @@ def scored_padding(rows: Rows) -> None:
 
 def diluted_metric(rows: Rows) -> None:
     row = pick(rows, "metrics", "produce", "metrics")
-    at = list(row.lists["key"]).index("response_length/mean")
-    change(row, "sum", at, float(row.lists["sum"][at]) * 0.8)
+    at = list(row.lists["key"]).index("critic/score/mean")
+    padding = pick(rows, "balance", "reorder", "key").lists["is_padding"]
+    change(row, "sum", at, float(row.lists["sum"][at]) * (1 - padding.mean()))  # a padding row has score 0
 
 
 def dp_of_rollout(rows: Rows) -> None:

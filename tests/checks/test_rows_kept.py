@@ -152,6 +152,19 @@ def test_steps_that_were_not_traced_are_no_hole(rows: Rows, write: Callable[...,
     assert judged(write(rows), "KEY007").warnings == 0
 
 
+@pytest.mark.parametrize(("drawn", "warned"), [(8, 0), (12, 1)])
+def test_a_restored_place_is_that_of_what_was_trained(rows: Rows, tmp_path: Path, drawn, warned):
+    """A run that goes on after two steps of four prompts has drawn eight, not what a loader had fetched ahead."""
+    draw(rows, {1: (0, 0), 2: (0, 4), 3: (0, drawn)})
+    place = [("global_steps", "2"), ("epoch", "0"), ("drawn", str(drawn))]
+    rows = [row for row in rows if row.scalars["global_steps"] in (0, 3)]
+    rows.insert(
+        1, synthetic.Row("init", "produce", "_load_checkpoint", "metric", {"global_steps": 0, "map_attrs": place})
+    )
+    config = {"data": {"train_batch_size": 4}}
+    assert judged(write_with(tmp_path / "trace.parquet", rows, config), "KEY007").warnings == warned
+
+
 def test_a_loop_of_the_users_own_may_change_prompts(rows: Rows, tmp_path: Path):
     """What is an error of the built-in loops is a warning where a custom one may have meant it."""
     row = row_of(rows, "rollout", "produce", "prompts")

@@ -347,7 +347,7 @@ def test_what_the_scorer_says_beside_the_score_is_written_by_key(colocated):
 
 
 def test_a_scorer_that_raises_is_in_the_trace(tokenizer, tmp_path):
-    """The key is tagged as failed and has no score: who writes one all the same contradicts the trace."""
+    """The key is marked as failed and has no score: who writes one all the same contradicts the trace."""
     worker = RewardLoopWorker(reward_manager(compose([]).reward, tokenizer))
     with hooks.recording(tmp_path, config={}, run={}) as recorder:
         recorder.step(1)
@@ -355,7 +355,7 @@ def test_a_scorer_that_raises_is_in_the_trace(tokenizer, tmp_path):
             asyncio.run(worker.compute_score("u_0_0", [1, 2], row("nobody/knows")))
     rows = pq.read_table(tmp_path / "trace.parquet").to_pylist()
     assert [(row["op"], row["key"], row["reason"]) for row in rows if row["op"] != "consume"] == [
-        ("tag", ["u_0_0"], ["failed"])
+        ("filter", ["u_0_0"], ["failed"])
     ]
 
 

@@ -20,7 +20,7 @@ REJECTING = (
     "algorithm.rollout_correction.rollout_rs=token_k1",
     "algorithm.rollout_correction.rollout_rs_threshold=0.9999999_1.0000001",
 )
-DRAFTS = ("+experiment=multi_output", "actor_rollout_ref.rollout.n=4", "data.max_response_length=24")
+DRAFTS = ("+experiment=multi_output", "actor_rollout_ref.rollout.n=4")
 
 
 def _afterwards(change: Callable[[Advantages, Tensor, Sequence[str]], Advantages]) -> Seams:
@@ -35,7 +35,7 @@ def _afterwards(change: Callable[[Advantages, Tensor, Sequence[str]], Advantages
 # -------------------------------------------------------------------------------------------------------- ADV001
 
 
-@fault("ADV001", "advantage")
+@fault("ADV001", "advantage", reports=["areal-seq-advantage-includes-masked"])
 def advantages_not_masked() -> Seams:
     """The score of a session is broadcast over the whole padded response, without the mask."""
 
@@ -196,7 +196,8 @@ def the_last_outputs_mask_on_all_outputs() -> Seams:
         for row, one in enumerate(parsed):
             final = None if one is None or one.index else place.get((one.uid, one.session_id, 1))
             if final is not None:
-                advantages[row] = made.advantages[final] * mask[row]
+                advantages[row] = made.advantages[final].roll(2) * mask[row]
+                advantages[row, :2] = 0
         return Advantages(advantages, advantages.clone())
 
     return _afterwards(change)

@@ -16,7 +16,7 @@ MINI_BATCHES = "lineage.trainer.training.TrainingWorker._mini_batches"
 
 @fault("KEY005", "sample", reports=["nemo-reservation-leak"])
 def undeclared_eviction() -> Seams:
-    """A finished group is counted when it is added to the buffer and evicted before it is trained on, without a word."""
+    """A finished group counts when it is added to the buffer, and is evicted without a word before it is trained on."""
 
     async def materialize(original: Any, buffer: Any, uids: list[str], steps: int, partition: str) -> KVBatchMeta:
         gone = uids[-1]

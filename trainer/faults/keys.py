@@ -53,7 +53,7 @@ def engine_expands_by_another_n() -> Seams:
 
 @fault("KEY002", "sample", "+experiment=multi_output", reports=["areal-multi-turn-ids-vs-seqlens"])
 def ids_of_a_fixed_number() -> Seams:
-    """The ids of a group are a list of fixed size, made for so many outputs a session: later sessions are numbered on."""
+    """The ids of a group are a list of fixed size, for so many outputs a session: later sessions are numbered on."""
 
     def key(original: Any, uid: str, session_id: int, index: int) -> Any:
         return original(uid, session_id, index + 2 * session_id)

@@ -118,6 +118,18 @@ def sequence_without_its_prompt() -> Seams:
     return {TRAJECTORY_FIELDS: write}
 
 
+@fault("LEN002", "rollout")
+def tags_without_the_end() -> Seams:
+    """The lengths in the tags are counted on the decoded answer: the token that ends it is in the tensors alone."""
+
+    def tag(original: Any, output: Any, *args: Any) -> dict[str, Any]:
+        made = original(output, *args)
+        ended = int(output.extra_fields["finish_reason"] == "stop")
+        return {**made, "response_len": made["response_len"] - ended, "seq_len": made["seq_len"] - ended}
+
+    return {"lineage.trainer.agent_loop.worker.trajectory_tag": tag}
+
+
 @fault("LEN003", "advantage")
 def padding_loses_the_last_value() -> Seams:
     """The padded container is filled up to width - 1, a slice meant for shifted logits: the longest rows lose their

@@ -303,6 +303,23 @@ def importance_weights_twice() -> Seams:
     return {POLICY_LOSS: policy_loss}
 
 
+@fault(
+    "LOS005",
+    "advantage",
+    "+experiment=merged_steps",
+    "data.train_batch_size=4",
+    "algorithm.rollout_correction.rollout_is=token",
+)
+def importance_weights_upside_down() -> Seams:
+    """The weights are the sampler's probability over the trainer's."""
+
+    def weights(original: Any, log_ratio: Tensor, *rest: Any) -> Tensor:
+        made: Tensor = original(-log_ratio, *rest)
+        return made
+
+    return {"lineage.trainer.correction.rollout_correction.importance_weights": weights}
+
+
 @fault("LOS005", "metrics")
 def logged_loss_of_the_last_micro_batch() -> Seams:
     """The logged loss is that of the last micro-batch, not of all of them."""

@@ -84,6 +84,17 @@ def kl_to_the_old_policy() -> Seams:
     return {"lineage.trainer.training.ppo_loss": loss}
 
 
+@fault("REW005", "advantage", "+experiment=kl_in_reward")
+def penalty_is_added() -> Seams:
+    """The KL is added to the reward: the further from the reference, the better."""
+
+    def penalise(original: Any, *args: Any, **options: Any) -> Any:
+        made = original(*args, **options)
+        return replace(made, token_level_rewards=2 * args[0] - made.token_level_rewards)
+
+    return {"lineage.trainer.stages.advantage.apply_kl_penalty": penalise}
+
+
 def _before_tuning(module: nn.Module) -> nn.Module:
     base = copy.deepcopy(module)
     with torch.no_grad():

@@ -32,7 +32,7 @@ def loader_starts_over() -> Seams:
 
 @fault("KEY007", "dataset", reports=["nemo-prompt-skips-on-resume"])
 def cursor_ahead_of_training() -> Seams:
-    """The checkpoint keeps the cursor of a loader that has fetched ahead: prompts in flight then are never trained on."""
+    """The checkpoint keeps the cursor of a loader that has fetched ahead: prompts in flight are never trained on."""
 
     def draw(original: Any, stream: PromptStream, num_prompts: int) -> DataProto:
         original(stream, num_prompts)

@@ -165,7 +165,10 @@ def gathered_as_they_became_ready() -> Seams:
     async def scored(original: Any, manager: Any, data: Any) -> Any:
         result = await original(manager, data)
         scores = result.batch["rm_scores"]
-        result.batch["rm_scores"] = (scores != 0) * scores.sum(-1, keepdim=True).flip(0)
+        last = data.batch["attention_mask"][:, -scores.shape[1] :].sum(-1) - 1
+        answered = torch.zeros_like(scores)
+        answered[torch.arange(len(last)), last] = scores.sum(-1).flip(0)
+        result.batch["rm_scores"] = answered
         return result
 
     return {"lineage.trainer.reward.loop_manager.RewardLoopManager.compute_rm_score": scored}

@@ -46,7 +46,7 @@ def split_for_one_rank() -> Seams:
 
 @fault("TOP002", "update_actor")
 def first_part_for_every_rank() -> Seams:
-    """The rank's index within its group is taken for that within the data-parallel group: all ranks get the first part."""
+    """The rank's index in its own group is taken for that in the data-parallel group: all ranks get the first part."""
 
     def deal(original: Any, rows: int, ranks: int) -> list[list[int]]:
         return [original(rows, ranks)[0]] * ranks

@@ -33,7 +33,7 @@ class RewardLoopWorker:
             try:
                 result = await self.manager.run_single(response_ids, row)
             except Exception:  # whoever catches it and scores 0 contradicts this row
-                st.tag([key], columns={"status": ["failure"], "reason": ["failed"]})
+                st.filter([key], columns={"status": ["failure"], "reason": ["failed"]})
                 raise
             _record(st, key, result.score, row)
         return result

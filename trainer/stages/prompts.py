@@ -100,8 +100,9 @@ def _record(batch: DataProto, draws: Sequence[Draw] = ()) -> None:
     rows: dict[str, Any] = {name: list(columns[name]) for name in _DATASET_FIELDS if name in columns}
     rows.update(batch.batch.items())
     sources = [str(source) for source in columns["data_source"]]
+    parts: list[tuple[int, dict[str, str] | None]] = [(draw.rows, draw.attrs()) for draw in draws]
     start = 0
-    for size, attrs in [(draw.rows, draw.attrs()) for draw in draws] or [(len(indexes), None)]:
+    for size, attrs in parts or [(len(indexes), None)]:
         part = slice(start, start + size)
         hooks.current().produce(
             {name: values[part] for name, values in rows.items()},
