@@ -129,6 +129,7 @@ def examined(bench: Workbench, invariant: Invariant) -> int:
     Raises:
         CatalogueError: its query is refused, or does not count.
     """
+    bench.make_all()
     try:
         with fence.asking():
             return _examined(bench, invariant.examines)
@@ -138,6 +139,7 @@ def examined(bench: Workbench, invariant: Invariant) -> int:
 
 def _apart(bench: Workbench, invariant: Invariant, always: bool) -> tuple[int, pa.Table]:
     """Facts looked at and findings, from a transaction that is rolled back."""
+    bench.make_all()
     bench.con.begin()
     try:
         examined = _examined(bench, invariant.examines)

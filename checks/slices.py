@@ -7,6 +7,8 @@ slice says counts for its own steps only:
 - a violation, in the slice its event is in;
 - facts examined, as they add up: those of the slice with all steps before it that matter, less those of these alone.
   (Counted so, a pair of steps counts once, in the slice that holds the later one.)
+
+A code that weighs a share over many steps (REW004) weighs it in each slice.
 """
 
 from __future__ import annotations

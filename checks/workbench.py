@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ from lineage.checks.slices import Index, index, light
 from lineage.traces.trace import Trace, facts_of
 
 _TABLES = Path(__file__).parent / "tables.sql"
-_VIEW = "create or replace temp view"
+_VIEW, _TABLE = "create or replace temp view", "create or replace temp table"
+_WORD = re.compile(r"[a-z_]+")
 _NOBODY = pa.table({})
 #: violations of a code that are told one by one
 LISTED = 1000
@@ -59,6 +61,7 @@ class Workbench:
         self.fields: frozenset[str] = frozenset()
         self._judged: frozenset[int] | None = None
         self._placed = False
+        self._unmade: dict[str, str] = {}  # tables nobody has asked for yet
         unseen = [{"run_id": run_id, "step": step} for run_id, step in trace.source.unseen]
         self.con.register("unseen", pa.Table.from_pylist(unseen, _UNSEEN))
         if whole:
@@ -100,10 +103,26 @@ class Workbench:
         con.register("digest_names", found.names)
         con.register("keyed", found.keyed)
         places, events, *rest = _statements()
-        for statement in (*(() if self._placed else (places,)), events, *map(_placed, CELLS), *rest):
-            if not (statement.startswith(_VIEW) and self.trace in _VIEWED):
-                self.run(statement)
+        if self.trace in _VIEWED:
+            for name in _named_tables():
+                con.execute(f"drop table if exists {name}")
+        for statement in (*(() if self._placed else (places,)), events):
+            self.run(statement)
+        for cells in () if self.trace in _VIEWED else CELLS:
+            self.run(_placed(cells))
         _VIEWED.add(self.trace)
+        self._unmade = dict(zip(_named_tables(), rest, strict=True))
+
+    def make_all(self) -> None:
+        """Make every table now: for who asks the connection itself."""
+        for statement in list(self._unmade.values()):
+            self.run(statement)
+
+    def _make(self, statement: str) -> None:
+        """The tables a statement names, and those they are made of: few codes need them all."""
+        for name in _WORD.findall(statement) if self._unmade else ():
+            if name in self._unmade:
+                self.run(self._unmade.pop(name))
 
     def _furnish(self) -> None:
         """What does not depend on the rows."""
@@ -178,6 +197,7 @@ class Workbench:
 
     def run(self, statement: str) -> list[tuple[Any, ...]]:
         """Rows of one statement, read to the end; parsed once however often it is run on this connection."""
+        self._make(statement)
         parsed = _PARSED.setdefault(self.trace, {})
         if statement not in parsed:
             (parsed[statement],) = self.con.extract_statements(statement)
@@ -187,6 +207,12 @@ class Workbench:
 @cache
 def _statements() -> tuple[str, ...]:
     return tuple(statements(_TABLES.read_text("utf-8")))
+
+
+@cache
+def _named_tables() -> tuple[str, ...]:
+    """Names of the tables that are made when they are first asked for, in their order in the file."""
+    return tuple(_WORD.findall(statement.removeprefix(_TABLE))[0] for statement in _statements()[2:])
 
 
 def _placed(cells: str) -> str:

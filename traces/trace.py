@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -55,6 +55,8 @@ class Trace:
             self._con.execute("set memory_limit=?", [memory_limit])
         self._con.execute("set preserve_insertion_order=true")
         self._con.execute("set parquet_metadata_cache=true")  # every view binds the reader again
+        with suppress(duckdb.CatalogException):  # DuckDB before it had the setting: x / 0 was null
+            self._con.execute("set error_on_division_by_zero=false")
         self._prepare()
         functions.register(self._con)
         self._fence()

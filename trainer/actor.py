@@ -158,7 +158,7 @@ class ActorRolloutRefWorker:
         """Write ``log_probs`` of the reference at full sequence length, over the actor's."""
         if self.reference is None:
             raise LineageError("compute_ref_log_prob: this worker was built without a reference policy")
-        rows = self._rows(batch, FORWARD_FIELDS)
+        rows, weights = self._rows(batch, FORWARD_FIELDS), Weights(0, "ref")
         with self.reference.scoring() as module:
             scores = infer_rows(
                 module,
@@ -169,9 +169,8 @@ class ActorRolloutRefWorker:
                 with_entropy=False,
                 pad_token_id=self.pad_token_id,
             )
+            self._put(batch, {"log_probs": scores.log_probs}, scores, weights)
             self._probe(module, batch, rows, scores)
-        weights = Weights(0, "ref")
-        self._put(batch, {"log_probs": scores.log_probs}, scores, weights)
         if self.record_weights and hooks.recorder().enabled:
             record_sample(self.reference.state_dict(), weights)
 

@@ -283,9 +283,7 @@ def record_init(worker: ActorRolloutRefWorker) -> None:
     stage = hooks.current()
     if not hooks.recorder().enabled:
         return
-    stage.params(
-        "produce", dict(worker.state_dict()), weights=worker.weights, columns={"status": worker.status()}
-    )
+    stage.params("produce", dict(worker.state_dict()), weights=worker.weights, columns={"status": worker.status()})
     if worker.reference is not None:
         weights = Weights(0, "ref", training=worker.reference.training)
         stage.params("produce", dict(worker.reference.state_dict()), weights=weights)

@@ -8,6 +8,8 @@
 -- subsumed_by: MSK002, REW001, VAL001, ADV002
 -- source: S10
 -- causes: The group-relative score was broadcast over the response without the mask, or multiplied by an attention mask.
+-- reports: areal-project/AReaL#1346
+-- faults: advantages_not_masked, rejected_tokens_keep_an_advantage, returns_not_masked
 insert into suspects
 select rid
 from events

@@ -8,6 +8,8 @@
 -- subsumed_by: REW001, REW002, LEN003, VAL001, REW005, ADV006, ADV004, KEY001, KEY002, MSK002
 -- source: DeepSeekMath (arXiv:2402.03300); verl compute_grpo_outcome_advantage and compute_advantage_for_multi_trajectories
 -- causes: Groups were read as windows of the batch, the scale was the batch's, the deviation the biased one, rows stood for sessions, or advantages were dealt back to other rows than they were computed for.
+-- reports: PrimeIntellect-ai/prime-rl#600, THUDM/slime#1414, THUDM/slime#2302, rllm-org/rllm#511, rllm-org/rllm#924
+-- faults: a_moving_baseline, a_uuid_for_every_row, any_text_is_true, baseline_weighted_by_length, baseline_without_the_penalty, biased_deviation, each_rank_knows_its_own_rows, epsilon_under_the_root, every_row_its_own_group, groups_of_the_batch_before_balance, groups_read_as_windows, leave_one_out_off_by_one, negative_advantages_are_cut, rows_stand_for_sessions, scale_of_the_batch, scattered_by_uid_alone, scores_in_bfloat16, session_scored_by_its_first_output, the_baseline_leaves_itself_out, the_first_session_is_left_out, the_scale_is_forgotten, uneven_groups_fall_back_to_the_batch, whitened_once_more
 -- the row that was last handed to the estimator, of those with one key list
 create or replace temp table handed as
 select max(rid) as rid from events

@@ -9,6 +9,7 @@
 -- backs_up: ADV002: it needs no score, so it holds where the rewards an estimator was given are not traced.
 -- source: DeepSeekMath (arXiv:2402.03300): what follows from the estimator whatever the scores are
 -- causes: The baseline is not the group's own: the mean of the batch, of a window, of other rows; or the scale is not the group's.
+-- faults: a_loop_that_traces_no_rewards
 create or replace temp table balanced as
 -- whole groups, every session of which shows its advantage; two in one row are ADV004's
 select step_id, field, group_id, any_value(e.by_std) as by_std, count(*) as n, min(rid) as rid, min(id) as id,

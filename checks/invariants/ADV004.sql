@@ -8,6 +8,8 @@
 -- subsumed_by: REW001, VAL001, KEY001, KEY002, MSK002
 -- source: verl compute_advantage_for_multi_trajectories: the final output's advantage is every output's
 -- causes: Parts of one sequence were whitened apart, a return was scanned over observation tokens, or the masked advantage of the last output was laid over tokens of the others.
+-- reports: NovaSky-AI/SkyRL#1492, THUDM/slime#2235, verl-project/verl#7300
+-- faults: earlier_outputs_do_not_train, halves_whitened_apart, only_the_last_token_trains, the_advantage_fades, the_last_outputs_mask_on_all_outputs, the_return_scan_stops
 create or replace temp table torn as
 select step_id, field, group_id, session_id
 from grouped join estimators using (step_id)

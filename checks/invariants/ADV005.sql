@@ -8,6 +8,7 @@
 -- subsumed_by: KEY001, KEY002, REW001, VAL001, ADV004
 -- source: verl compute_grpo_outcome_advantage takes mean 0 and deviation 1 for a group of one
 -- causes: All but one session of the group failed or were filtered, or every row is a group of its own; the estimator then has no baseline and its score, always of one sign, is the advantage.
+-- faults: a_lone_session_trains_on_its_reward, the_survivor_of_a_group_trains_on_its_reward
 create or replace temp table lone as
 select step_id, group_id, min(rid) as rid, max(id) filter (final) as id, max(reward) filter (final) as reward,
     min(min_in) as low, max(max_in) as high

@@ -9,6 +9,7 @@
 -- backs_up: ADV002: it says that the padding was counted, where ADV002 only says that the numbers are not the group's.
 -- source: S5
 -- causes: The padding was made with the uid of the row it was copied from, or groups were read from a batch that holds it.
+-- faults: padding_is_spread_over_the_groups, padding_with_the_uid_it_was_copied_from
 create or replace temp table real_sessions as
 select step_id, group_id, session_id, rid, id, max_in as advantage, reward as score
 from grouped

@@ -8,6 +8,7 @@
 -- subsumed_by: TOP001
 -- source: S7
 -- causes: ppo_mini_batch_size x rollout.n is not a multiple of the actor's DP, the batch was not padded to a multiple before it was split, or a rank was left out when it was dealt.
+-- faults: ceil_for_the_first_ranks, mini_batch_in_trajectories
 with minis as materialized (
     select rid, run_id, global_steps, process, mini_batch, coord.dp as rank, n, attrs['sub_step'] as sub_step,
         coalesce(try_cast(attrs['global_batch_size'] as bigint), n) as whole,

@@ -8,6 +8,8 @@
 -- subsumed_by: BAT001, KEY006
 -- source: the batch arithmetic of verl's trainer: B, M and E count prompts, the actor sees trajectories
 -- causes: ppo_mini_batch_size was taken for trajectories or not scaled by rollout.n, ppo_epochs did not reach the loop, or the optimiser stepped once a micro-batch (or not at all) because gradient accumulation was counted otherwise.
+-- reports: OpenRLHF/OpenRLHF#577, verl-project/verl#853
+-- faults: epochs_do_not_reach_the_loop, mini_batch_not_scaled_by_n, optimiser_steps_once_a_micro_batch
 create or replace temp table sized as
 with asked as (
     select run_id,

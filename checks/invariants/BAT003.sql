@@ -8,6 +8,8 @@
 -- subsumed_by: BAT001, KEY006, TOP002
 -- source: NeMo-RL's packed shards did not divide; gradient accumulation over fewer rows than the mini-batch has
 -- causes: The last short micro-batch was dropped, packing by tokens lost or repeated a row, or a micro-batch was run on another one's rows.
+-- reports: verl-project/verl#4776
+-- faults: first_micro_batch_again, packed_twice, short_micro_batch_dropped, split_for_padded_fields
 create or replace temp table covered as
 with rows as (
     select rid, ord, step_id, stage, op, k, n, ppo_epoch, mini_batch, micro_batch, update_index,

@@ -8,6 +8,8 @@
 -- subsumed_by: KEY003
 -- source: verl _balance_batch, calculate_workload; profile [balance]
 -- causes: Rows were dealt in sorted order, were balanced by another length than the sequence's (without padding, the prompt alone), or the order was applied inverted.
+-- reports: verl-project/verl#4697
+-- faults: dealt_in_sorted_order
 create or replace temp table balanced as
 with ranks as (
     select run_id, max(topology.reported_dp) as dp from events where topology.reported_dp is not null group by run_id

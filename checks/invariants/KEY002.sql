@@ -8,6 +8,8 @@
 -- subsumed_by: KEY001, QUE001, QUE007
 -- source: S3
 -- causes: A session was lost between the agent loop and the replay buffer, was written twice, or rows were keyed alike.
+-- reports: areal-project/AReaL#104, verl-project/verl#148
+-- faults: engine_expands_by_another_n, ids_of_a_fixed_number, lost_session
 create or replace temp table batch as
 with handed as (
     select rid, step_id, stage = 'sample' as sampled, dense_rank() over (order by step_id, partition, stage) as place

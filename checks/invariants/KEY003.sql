@@ -8,6 +8,8 @@
 -- subsumed_by: KEY002
 -- source: S6
 -- causes: Fields were permuted apart (a permutation applied to one container and not to the other), or rows were dropped, repeated or taken from another batch of the step by an index that is not a permutation.
+-- reports: Ascend/TransferQueue@7f70edd, OpenRLHF/OpenRLHF#1299
+-- faults: padding_shares_its_tag, tags_left_behind, zip_of_ragged_shards
 create or replace temp table hand_overs as
 with moves as materialized (
     -- a validation in the same step hands over rows that nobody reorders

@@ -8,6 +8,8 @@
 -- subsumed_by: KEY001, KEY002, KEY008
 -- source: torchtune's replay buffer filled a batch with copies of one row; log-probs depend on the prompt, so no two prompts agree in them by chance
 -- causes: A row was broadcast or copied over others (a buffer sampled with replacement, an index that stayed 0, a gather that returned one rank's rows), so that the batch holds less than it says.
+-- reports: meta-pytorch/torchtune#2981
+-- faults: buffer_of_one_row, gather_returns_one_rank
 create or replace temp table alike as
 select id, step_id, responses_fp, response_len, group_id
 from (

@@ -8,6 +8,8 @@
 -- subsumed_by: KEY002, KEY003, KEY008, BAT001, TOP002, QUE001, QUE004
 -- source: open-instruct and OpenRLHF dropped what did not divide; NeMo-RL counted groups it never trained on
 -- causes: Rows that did not divide were dropped, ragged lists were zipped, a group was evicted or a session's output forgotten without a reason, or a stage worked on a part of its batch.
+-- reports: NVIDIA-NeMo/RL#2651, THUDM/slime#548, allenai/open-instruct#1271
+-- faults: prompts_filtered_by_characters, remainder_of_the_deal, second_output_forgotten, undeclared_eviction
 create or replace temp table batches as
 -- the rows of a step's batches: sampled, and padded
 select step_id, sum(n) as n, cast(sum(k) % 18446744073709551616 as ubigint) as k,
@@ -69,7 +71,7 @@ partial as (
     from (select d.*, b.id, b.times from doubtful as d join batch_keys as b using (step_id)) as b
     full join taken_keys as t on t.taking = b.taking and t.id = b.id
     join doubtful as d on d.taking = coalesce(b.taking, t.taking)
-    where coalesce(t.times, 0) % coalesce(b.times, 0) <> 0 or coalesce(t.times, 0) = 0 or b.times is null
+    where coalesce(t.times, 0) % greatest(coalesce(b.times, 0), 1) <> 0 or coalesce(t.times, 0) = 0 or b.times is null
 ),
 evicted as (
     select c.rid, id

@@ -8,6 +8,8 @@
 -- subsumed_by: BAT001, TOP002, KEY005
 -- source: TRL's buffer walked over more slices than were generated; open-instruct dropped what did not divide
 -- causes: The remainder of the split was dropped, rows were drawn with replacement, every rank shuffled by another seed, or the index into the buffer ran on by the wrong period.
+-- reports: NVIDIA-NeMo/RL#648, huggingface/trl#3532
+-- faults: buffer_index_of_the_wrong_period, iterator_used_up, last_mini_batch_dropped, later_epochs_draw_with_replacement
 create or replace temp table epoch_rows as
 with handed as (
     select step_id, coalesce(attrs['sub_step'], '') as sub_step, op, k, n, rid, ord, ppo_epoch

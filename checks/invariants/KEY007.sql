@@ -9,6 +9,8 @@
 -- looks: run
 -- source: verl, NeMo-RL and open-instruct resumed at the loader's cursor instead of at what was trained, or at the beginning
 -- causes: The saved place of the dataloader was not restored, was restored from where nobody saved it, was that of a prefetched batch, or was an exhausted iterator's, so that rows are trained on again or never.
+-- reports: NVIDIA-NeMo/RL#3599, allenai/open-instruct#1523, verl-project/verl#5725
+-- faults: counters_of_the_last_epoch, cursor_ahead_of_training, epoch_begins_used_up, loader_starts_over
 create or replace temp table draws as
 with init as (
     select run_id, max(try_cast(attrs['train_rows'] as bigint)) as train_rows,

@@ -8,6 +8,8 @@
 -- subsumed_by: KEY001
 -- source: S3; TRL printed completions under prompts that were not theirs
 -- causes: Prompts or completions were rolled, strided or gathered in another order than the uids, a repeat interleaved where the keys tile, or one uid was given to two prompts.
+-- reports: huggingface/trl#3098
+-- faults: closure_over_the_first_prompt, completions_rolled_by_one, dataset_columns_of_the_next_row, keys_tile_where_prompts_repeat, uids_rolled_against_prompts
 create or replace temp table group_prompts as
 select b.step_id, k.group_id, min(b.prompt_len) as prompt_len, min(b.prompts_fp) as low, max(b.prompts_fp) as high,
     min(b.raw_prompt_fp) as raw_low, max(b.raw_prompt_fp) as raw_high

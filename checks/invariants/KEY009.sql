@@ -8,6 +8,8 @@
 -- subsumed_by: KEY004
 -- source: TRL's engine was seeded by rank only; exp of a session's summed log-probs is the chance of its answer, so copies can be expected or not
 -- causes: Every session of a group was sent with one seed, the engine was seeded anew before each request, or the group was generated once and repeated.
+-- reports: huggingface/trl#7040
+-- faults: group_generated_once, one_seed_for_all_sessions
 create or replace temp table sampled as
 -- Steps whose log-probs are those of the sampler's own distribution; a nucleus makes an answer likelier by 1 / top_p a token.
 select rid, step_id, greatest(0, -ln(top_p)) as nucleus

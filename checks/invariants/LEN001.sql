@@ -8,6 +8,8 @@
 -- subsumed_by: QUE003, LEN003, REW003
 -- source: S1
 -- causes: One of the companions was cut, padded or re-made without the others: a truncation applied to tokens only, log-probs kept from another attempt.
+-- reports: PrimeIntellect-ai/prime-rl#2021, PrimeIntellect-ai/verifiers#37, THUDM/slime#1861, THUDM/slime#1995, huggingface/trl#5144
+-- faults: drafts_without_log_probs, log_probs_of_two_attempts, mask_of_the_engines_tokens, padding_forgets_a_field, short_log_probs
 insert into suspects
 select rid
 from events left join expected using (k)

@@ -8,6 +8,8 @@
 -- subsumed_by: QUE003, LEN001
 -- source: S2
 -- causes: Prompt or response was truncated after input_ids were built, or the tags were written from other lengths than the tokens.
+-- reports: THUDM/slime#143
+-- faults: sequence_without_its_prompt, tags_without_the_end, truncated_input_ids
 insert into suspects
 select rid
 from events left join expected using (k)

@@ -8,6 +8,7 @@
 -- subsumed_by: LEN006, LEN008
 -- source: S9
 -- causes: Padded to a width shorter than the longest row, un-padded by a mask or by a width that is not the row's own length, or padded on the other side.
+-- faults: advantages_written_to_the_next_row, forward_padded_left, padding_loses_the_last_value, written_back_by_position
 create or replace temp table converted as
 select r.rid, arg_max(p.rid, p.ord) as was
 from events as r

@@ -8,6 +8,8 @@
 -- subsumed_by: LEN001, LEN002, QUE003
 -- source: verl's response window of full-sequence log-probs
 -- causes: Log-probs of a token stand at the token before it; the cut began at prompt_len, or all rows were cut at one place although their prompts differ.
+-- reports: modelscope/ms-swift#3069, modelscope/ms-swift#7066, verl-project/verl#1440
+-- faults: cut_a_token_late, masked_before_the_order_was_undone, one_prompt_length_for_all, reference_cut_a_token_early
 create or replace temp table windows_cut as
 select r.rid, arg_max(s.rid, s.ord) as was
 from events as r

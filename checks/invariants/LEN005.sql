@@ -8,6 +8,8 @@
 -- subsumed_by: LEN001
 -- source: data.max_prompt_length, data.max_response_length and data.truncation of verl
 -- causes: The budget was set anew for every turn or after an abort instead of being what the response has left, or tokens were added after the prompt was measured.
+-- reports: THUDM/slime#2261, huggingface/trl#4358
+-- faults: budget_anew_after_an_abort, budget_of_a_turn, prompt_limit_not_passed_on, system_prompt_after_the_limit, workers_own_truncation
 with limits as materialized (
     select step_id,
         try_cast(coalesce(setting(run_id, 'actor_rollout_ref.rollout.prompt_length'), setting(run_id, 'data.max_prompt_length')) as bigint) as prompt_limit,

@@ -8,6 +8,8 @@
 -- subsumed_by: LEN002, QUE003, QUE009
 -- source: verl postprocesses position_ids apart from input_ids; positions of k axes are judged by LEN002, by shape
 -- causes: Positions were counted over the padded width, or padded on another side than the tokens, so that the model sees every token of the row moved.
+-- reports: OpenRLHF/OpenRLHF#217, huggingface/trl#6800, unslothai/unsloth-zoo#840, verl-project/verl#4243
+-- faults: positions_count_padding, positions_from_one, positions_restart_in_the_update, response_positions_padded_left
 create or replace temp table counted as
 select rid, k, c from events
 where entity = 'trajectory' and field = 'position_ids' and op <> 'compare' and c is not null and coalesce(len(shape), 0) < 3;

@@ -8,6 +8,7 @@
 -- subsumed_by:
 -- source: the field registry: a field's layout and dtype do not depend on the batch
 -- causes: A batch in which no row had something was padded or typed otherwise: an empty list became float32, a jagged tensor of equal rows became dense.
+-- faults: equal_rows_go_dense, scores_in_double
 with forms as (
     select scope, stage, op, field, producer, consumer, container, span, step_id, min(ord) as ord, arg_min(rid, ord) as rid,
         string_agg(distinct printf('%s %s, rank %d', layout, dtype, len(shape)), ' or ' order by printf('%s %s, rank %d', layout, dtype, len(shape))) as form

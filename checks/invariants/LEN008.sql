@@ -8,6 +8,8 @@
 -- subsumed_by: LEN002, QUE003
 -- source: S2; verl takes sequence lengths from attention_mask
 -- causes: The mask was rebuilt as ids != pad (a pad token inside the row is taken out), left out so that padding is attended to, or not cut with the ids.
+-- reports: PrimeIntellect-ai/verifiers#382, huggingface/trl#2708, unslothai/unsloth#3176, verl-project/verl#1411, verl-project/verl#6345
+-- faults: attention_by_token, attention_holds_ids, attention_not_truncated, attention_of_the_response, attention_to_padding
 create or replace temp table attended as
 select rid, k, c, nonzero <> tokens as beyond from events
 where entity = 'trajectory' and field = 'attention_mask' and op <> 'compare' and c is not null;

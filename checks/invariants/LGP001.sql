@@ -8,6 +8,8 @@
 -- subsumed_by: QUE003, LEN001, MSK001, MSK003, MSK004
 -- source: seen in verl and TRL: probabilities stored for log-probs, -inf of a truncated support, a placeholder of zeros
 -- causes: The log was forgotten or taken of a truncated distribution, a buffer was not filled, or an engine gave no log-probs and zeros took their place.
+-- reports: huggingface/trl#6297, vllm-project/vllm#42245
+-- faults: buffer_not_filled, infinite_old_log_prob, observations_have_log_probs, placeholder_log_probs, positive_log_probs, probabilities_for_log_probs
 create or replace temp table no_log_probs as
 select rid,
     -- the sampler's zeros outside the mask are the rollout's word: who reads them later may see another mask

@@ -8,6 +8,8 @@
 -- subsumed_by: LEN004, LEN001, TOK001, LGP009
 -- source: seen in TRL and ROLL: logits[:, :-1][:, :K] for logits[:, -K-1:-1]; values one token late
 -- causes: The position that predicts a token and the token's own were confused: logits or labels were shifted once too often, or not at all.
+-- reports: huggingface/trl#3681
+-- faults: sampler_log_probs_one_token_early, sampler_log_probs_one_token_late, trainer_shifts_once_more
 create or replace temp table lagged as
 with rows_of as (
     select rid, id, n_in, corr0, greatest(corr_prev, corr_next) as shifted, corr_prev >= corr_next as earlier

@@ -8,6 +8,7 @@
 -- subsumed_by: LGP001, QUE003, KEY003
 -- source: verl's bypass_mode; a sampler's log-probs taken for the actor's
 -- causes: The bypass switch reached one of the two places that ask it, or the sampler's log-probs were stored under the actor's name.
+-- faults: bypass_clamps_its_anchor, sampler_stands_for_the_actor
 create or replace temp table anchors as
 with made as (
     select e.*, coalesce(setting(run_id, 'algorithm.rollout_correction.bypass_mode'), 'false') = 'true' as bypass,

@@ -8,6 +8,8 @@
 -- subsumed_by:
 -- source: TRL and verl divide logits by the sampling temperature before every log-prob
 -- causes: One producer reads another setting than the sampler, or none; the module was left in training mode by the update.
+-- reports: THUDM/slime#2085, huggingface/trl#3029, verl-project/verl#3133, verl-project/verl#4708
+-- faults: old_log_probs_without_temperature, reference_at_another_temperature, scored_in_training_mode, update_without_temperature
 with drawn as (
     select run_id, min(sampling.temperature) as temperature
     from events

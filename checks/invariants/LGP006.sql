@@ -8,6 +8,8 @@
 -- subsumed_by: LGP001, LGP003, LGP005, LEN004, QUE003
 -- source: seen in TRL: a reference that is the bare base model; verl's ref_in_actor with the adapter left on
 -- causes: The reference shares tensors with the actor, is synchronised with it, or is the actor with its adapter left on; or it was never the policy the run began with.
+-- reports: huggingface/trl#3194, vllm-project/vllm#51594
+-- faults: adapter_left_on, reference_is_synchronised, reference_is_the_base_model, reference_without_its_head
 create or replace temp table reference_rows as
 select rid, run_id, c, ord,
     lag(c) over (partition by run_id, process, stage, op, field, n order by ord) as before

@@ -8,6 +8,8 @@
 -- subsumed_by: QUE003, LGP001
 -- source: seen in slime and open-instruct: log-probs stored, moved or computed in bfloat16
 -- causes: A cast to the model's dtype on the way to the device, or log_softmax taken inside an autocast region.
+-- reports: THUDM/slime#245
+-- faults: sampler_log_probs_in_bfloat16
 with wide as (
     select rid, run_id, stage, field, dtype, low, high, masked,
         case when dtype like '%64' then 3 when dtype like '%32' then 2 when dtype like '%16' then 1 else 0 end as width,

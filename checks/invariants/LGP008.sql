@@ -8,6 +8,8 @@
 -- subsumed_by: LGP001, QUE003, LEN001
 -- source: PPO (arXiv:1707.06347): the ratio is to the policy that sampled; seen where old log-probs are taken again in every epoch
 -- causes: The old log-probs are the current ones, detached: computed anew for each mini-batch or epoch, or left out where data is thought to be on policy.
+-- reports: meta-pytorch/torchforge#571
+-- faults: anchor_forgotten_in_the_loss, anchor_of_every_update
 create or replace temp table later_updates as
 with updates as (
     select run_id, global_steps, update_index, any_value(optim) as optim

@@ -8,6 +8,8 @@
 -- subsumed_by: MSK001, MSK002, BAT003, KEY003
 -- source: verl's agg_loss, TRL's loss_type; means of means seen in TRL, open-instruct, SkyRL, slime and verl
 -- causes: Each micro-batch or rank took its own mean and the means were added or averaged: the weight of a token then depends on who stood beside it.
+-- reports: NovaSky-AI/SkyRL#1296, OpenRLHF/OpenRLHF@1b23ecf0, allenai/open-instruct#1161, huggingface/trl#3021, huggingface/trl#7249, modelscope/ms-swift#10104, verl-project/verl#141, verl-project/verl#6957, verl-project/verl#7225
+-- faults: denominator_of_the_step_before, fixed_accumulation_of_packed_micro_batches, mean_of_each_micro_batch, mean_of_means, mean_over_padding, mode_of_the_default, token_mean_under_another_name
 create or replace temp table mini_batches as
 select s.run_id, s.global_steps, s.update_index,
     sum(e.loss_tokens) as tokens, sum(e.loss_rows) as rows_with_tokens,

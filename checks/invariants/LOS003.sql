@@ -8,6 +8,7 @@
 -- subsumed_by: LGP001, LGP002, LGP003, LGP004, LGP005, LGP008, LGP009, LEN004, QUE003, VER004, LOS001, KEY003, VAL001
 -- source: PPO (arXiv:1707.06347): the first ratio is 1; verl skips a step whose gradient is not finite
 -- causes: The update scores under other conditions than the old log-probs were made under (dropout, temperature, positions, autocast), or a bad gradient was stepped on, or dropped without a word.
+-- faults: skipped_steps_are_not_counted, skipped_without_a_word, update_under_autocast
 create or replace temp table first_pairs as
 with firsts as (
     select run_id, global_steps, update_index,

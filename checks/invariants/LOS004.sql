@@ -8,6 +8,7 @@
 -- subsumed_by: LGP006, LGP001, LOS003
 -- source: KL in the loss is there for its gradient; detached estimators, a reference that follows the actor
 -- causes: The KL was taken under no_grad, of detached log-probs, or against a reference that is the actor; its coefficient was lost on the way.
+-- faults: kl_without_gradient, policy_loss_without_gradient
 create or replace temp table kl_runs as
 select run_id, try_cast(setting(run_id, 'actor_rollout_ref.actor.kl_loss_coef') as double) as coef
 from (select distinct run_id from events where loss is not null)

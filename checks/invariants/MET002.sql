@@ -8,6 +8,7 @@
 -- subsumed_by: LEN002, QUE003
 -- source: verl metric_utils.compute_throughout_metrics; what counts padding rows is PAD004's
 -- causes: Tokens were counted over the padded width, over responses alone, or of one rank or batch of several; or time and ranks are those of another part of the step.
+-- faults: throughput_of_all_ranks, throughput_of_responses, throughput_of_the_padded_width
 with ranks as (
     select run_id, max(topology.reported_dp) as dp, max(topology.world_size) as world
     from events where topology is not null group by run_id

@@ -8,6 +8,8 @@
 -- subsumed_by: QUE003, PAD001
 -- source: verl dumps prompts and answers without the uid they belong to
 -- causes: The dump was written from decoded text and scores alone, by position in the batch, or after the batch was reordered.
+-- reports: verl-project/verl#6101
+-- faults: dump_in_another_order, dump_without_keys
 create or replace temp table dumps as
 select rid, n, k, attrs, string_split(coalesce(attrs['columns'], ''), ',') as columns,
     coalesce(try_cast(attrs['lines'] as bigint), n) as lines

@@ -8,6 +8,8 @@
 -- subsumed_by: LEN001
 -- source: S4
 -- causes: The loss mask was built from token ids or attention instead of taken from the rollout, or observation tokens were left at 1 in one of the two.
+-- reports: huggingface/trl#4976
+-- faults: loss_mask_by_token, mask_numbers_the_turns, truncated_rows_in_one_mask
 with masks as (select b.*, key, e.dtype as mask_dtype from base as b join keys using (id) left join events as e on e.rid = b.mask_rid)
 select mask_rid as rid, key, '0 or 1' as expected,
     printf('%d elements are not zero, they sum to %g', mask_sum, mask_added) as actual,

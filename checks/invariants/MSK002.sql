@@ -8,6 +8,8 @@
 -- subsumed_by: MSK001, QUE003, LEN001, LEN003
 -- source: S4; verl's rollout correction rewrites response_mask and leaves loss_mask
 -- causes: The mask was rebuilt downstream, from attention or from pad ids, instead of read; or shifted by one against the tokens.
+-- reports: rllm-org/rllm#517, unslothai/unsloth#4149, unslothai/unsloth#5673, verl-project/verl#2513, verl-project/verl#6362
+-- faults: a_rejection_nobody_is_told_of, advantages_for_a_mask, everything_trains, mask_of_another_micro_batch, mask_of_the_token_before, mask_rebuilt_in_the_update, rejection_begins_with_all_tokens
 insert into suspects
 select rid
 from events left join expected using (k)

@@ -8,6 +8,8 @@
 -- subsumed_by: MSK001, MSK004, LEN001
 -- source: 04 Agent Loop: policy tokens have mask 1, observations mask 0
 -- causes: The mask was made by message or by counting instead of by who wrote each token: template tokens of the policy's turn, the tool's answer, or a mask cut from the wrong side.
+-- reports: NovaSky-AI/SkyRL#710, PrimeIntellect-ai/verifiers#11, THUDM/slime#1350, THUDM/slime#330
+-- faults: mask_of_the_last_ones, mask_off_by_the_header, observations_train, only_the_last_turn_trains, template_tokens_train
 select b.mask_rid as rid, key,
     printf('%d policy tokens in %d turns', r.policy_len, r.policy_turns) as expected,
     printf('mask sum %d of %d tokens, fingerprint %x', b.mask_sum, b.response_len, b.mask_fp) as actual,

@@ -9,6 +9,8 @@
 -- backs_up: MSK003: it needs no turns, and names what a mask made from token ids does
 -- source: S4; the mask of a trainer whose padding token is its eos token
 -- causes: The mask was made as ids != pad with pad = eos, or an answer was taken for a truncated one by its last token: the policy never learns to stop.
+-- reports: NovaSky-AI/SkyRL#1319, alibaba/ROLL@1f9d2171
+-- faults: finished_answers_filtered, stop_token_taken_for_padding
 with ended as (
     select b.*, t.finish_reason,
         case

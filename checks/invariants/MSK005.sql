@@ -8,6 +8,8 @@
 -- subsumed_by: MSK001, MSK002, MSK003, MSK004
 -- source: S4; masked means over nothing
 -- causes: An empty or excluded answer was kept as a row: it takes a place in its group and its mini-batch and trains nothing.
+-- reports: NVIDIA-NeMo/RL#4001, verl-project/verl#782
+-- faults: empty_answers_kept
 with empty as (
     select id from base
     where mask_sum = 0 and not is_padding and id not in (select id from key_cells where reason is not null)

@@ -8,6 +8,8 @@
 -- subsumed_by: MSK001, MSK003, MSK004, LEN001
 -- source: 04 Agent Loop: what is trained is what was generated
 -- causes: An answer was cut to the limit without saying so, or a valid length was derived from token values when the engine had said it: what follows the stop is trained, or what was generated is not.
+-- reports: PrimeIntellect-ai/prime-rl#855, verl-project/verl#213, verl-project/verl#7207
+-- faults: answers_cut_in_silence, flags_by_turn, only_the_last_turn_is_counted, tokens_after_the_stop, turns_lose_their_calls
 with judged as (
     select b.*, r.rid as turns_rid, r.seq_len as turns_len, r.policy_len, r.cut, r.policy_turns,
         case when r.counted = r.policy_turns then r.generated end as counted, t.rid as tag_rid, t.generated

@@ -8,6 +8,8 @@
 -- subsumed_by:
 -- source: S5
 -- causes: The batch was filled up with copies of real rows, or the padding kept the mask or the score of the row it was copied from.
+-- reports: PrimeIntellect-ai/prime-rl#683, rllm-org/rllm#508, verl-project/verl#5969
+-- faults: padding_copies_a_row, padding_joins_a_group, padding_keeps_a_score, padding_keeps_its_mask
 with pads as (select b.*, k.key, k.uid from base as b join keys as k using (id) where is_padding),
 reals as (
     select step_id, k.uid, responses_fp, response_len, k.key

@@ -8,6 +8,8 @@
 -- subsumed_by: PAD001, KEY003, LEN003, MSK002
 -- source: S5
 -- causes: The metrics were taken over the whole batch: padding rows count as samples of score 0 and length 1.
+-- reports: verl-project/verl#7771
+-- faults: metrics_over_padding, perplexity_over_padding
 select rid, name as key, printf('%.9g', over_real) as expected, printf('%.9g', value) as actual,
     'over real rows; as recorded, it is over the padding rows as well' as detail, null as severity
 from measured

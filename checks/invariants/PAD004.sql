@@ -8,6 +8,7 @@
 -- subsumed_by: PAD001
 -- source: S5; verl 0.9.1 counts padding in global_token_num and log_seqlen_unbalance
 -- causes: The padded batch was handed to the statistics, or a dump was written of every key of the step.
+-- faults: lengths_over_padding, padding_is_dumped, throughput_over_padding
 select rid, name as key, printf('%.9g', over_real) as expected, printf('%.9g', value) as actual,
     'over real rows; as recorded, it is over the padding rows as well' as detail, null as severity
 from measured

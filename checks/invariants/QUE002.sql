@@ -8,6 +8,8 @@
 -- subsumed_by: QUE001, KEY002, KEY003, KEY005
 -- source: S11
 -- causes: The clear used the keys of the batch before padding or merging, so that the rest of the partition grows step by step.
+-- reports: Ascend/TransferQueue#129, areal-project/AReaL#1209, areal-project/AReaL#1296
+-- faults: consumer_keeps_what_it_fetched, every_rank_keeps_its_results, padding_is_never_cleared, prompt_keys_are_never_cleared, prompt_nobody_runs
 create or replace temp table owned as
 select e.scope, k.id, min(created) as created, min(created_ord) as created_ord, max(cleared) as cleared,
     min(cleared_ord) as cleared_ord

@@ -8,6 +8,8 @@
 -- subsumed_by: QUE001
 -- source: TransferQueue drops missing keys, and a field that one row lacks, silently
 -- causes: Keys were cleared while somebody still read them, a row was written without one of its fields, or the stage that writes it has not run.
+-- reports: Ascend/TransferQueue#160, meta-pytorch/torchforge#601
+-- faults: cleared_while_it_is_read, weights_nobody_computed
 with short as (
     select rid, field, asked_n, n, missing, entity,
         n = 0 and len(coalesce(missing, [])) = 0 as no_field

@@ -8,6 +8,7 @@
 -- subsumed_by: QUE001, KEY005
 -- source: verl V1 ReplayBuffer; the status tag of a prompt key
 -- causes: A group was tagged twice, by a retry or by two workers, ended before its sessions had, was sampled while they ran, or was dropped without a word.
+-- faults: ended_group_runs_again, group_ends_without_having_run, prompts_lie_in_the_queue
 create or replace temp table status_moves as
 select *, lag(status) over life as last_status, row_number() over life as turn,
     max(status is null) over (partition by run, part, id) as born

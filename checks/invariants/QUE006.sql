@@ -8,6 +8,7 @@
 -- subsumed_by:
 -- source: verl reads use_kl_loss, use_kl_in_reward and rollout_is where the field is used, not where it is made
 -- causes: A switch is read in the stage that computes the field and not in the one that uses it: the forward pass is paid for, and its result is dropped.
+-- faults: importance_weights_are_not_read
 create or replace temp table uses as
 select * from (values
     ('advantages', 'update_actor', null, null),

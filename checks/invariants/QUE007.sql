@@ -8,6 +8,7 @@
 -- subsumed_by: QUE005, KEY001
 -- source: verl's agent loop gathers exceptions; a group fails when one session did
 -- causes: Exceptions of sessions were gathered and not looked at, or the status was written before the last session had settled.
+-- faults: errors_are_gathered_and_forgotten, failed_group_is_handed_on_as_whole
 create or replace temp table endings as
 select c.rid, c.id, c.status, c.reason, c.op, c.stage, e.ord, e.step_id, coalesce(e.run_id, '') as run,
     hash(k.key) as group_id, k.key

@@ -10,6 +10,7 @@
 -- source: verl tags a prompt pending when it is submitted; nobody looks at it again unless it ends
 -- backs_up: QUE002: that one says at the end of the step what is still there, this one since when a prompt waits, in runs where prompts may outlive a step
 -- causes: The worker that was given the prompt died, or an eviction cleared its outputs and left its key.
+-- faults: worker_died_with_its_prompt
 create or replace temp table waits as
 with seen as (
     select c.id, e.run_id, e.global_steps, e.ord, c.i, c.rid, c.status

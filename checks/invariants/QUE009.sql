@@ -8,6 +8,8 @@
 -- subsumed_by: KEY001, QUE001, TOK004
 -- source: the table of fields of the synchronous step, by the stage that produces them
 -- causes: A stage put back the whole batch it held, with a field changed in place on the way; or a forward pass without no_grad left its graph in what is stored.
+-- reports: verl-project/verl#6699
+-- faults: graph_is_kept, reference_shifts_positions_in_place, stage_puts_back_all_it_held
 create or replace temp table owners as
 select * from (values
     ('prompts', ['rollout']), ('responses', ['rollout']), ('input_ids', ['rollout']),

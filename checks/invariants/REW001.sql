@@ -8,6 +8,8 @@
 -- subsumed_by: KEY001, KEY002, PAD001, REW006
 -- source: the seeds' session score on the last response token; verl's reward loop places it there
 -- causes: The scorer divided by nothing, the score was put on the last token of a padded or a shifted row, a zero was taken for a missing score, or only one output of a session was given it.
+-- reports: OpenRLHF/OpenRLHF#1219, alibaba/ROLL#390, verl-project/verl#5216
+-- faults: a_zero_taken_for_a_missing_score, one_score_for_the_group, only_the_last_output_is_scored, overlong_penalty_over_nothing, rewards_stay_zeros_like, score_before_the_last_token, score_on_every_token, score_on_the_first_token, scores_in_half_precision, the_length_bonus_nobody_asked_for, the_logarithm_of_a_zero
 create or replace temp table unlike_score as
 select w.rid, w.step_id, w.id, w."sum" as actual, s."sum" as score, 'as the scorer said' as detail
 from reward_cells as w

@@ -8,6 +8,7 @@
 -- subsumed_by: REW001, QUE003, LEN003, LEN001, KEY001, KEY002
 -- source: S3; verl writes rewards of a gathered batch back by position
 -- causes: Scores of a batch that was gathered, sorted or split came back in another order, or the estimator was handed the scores of another batch.
+-- faults: gathered_as_they_became_ready, scores_of_a_group_in_another_order, scores_of_the_order_before_balance, the_penalty_is_taken_off_in_place
 insert into suspects
 select rid
 from events join expected using (k)

@@ -8,6 +8,8 @@
 -- subsumed_by: KEY001, KEY002, LEN003, QUE003, TOK004
 -- source: the seeds' session score by the last output; verl 0.9.1 scores sessions of several outputs on an empty string
 -- causes: The scorer was handed the prompt, one turn, an earlier output or nothing at all; or a response cut or decoded for another row.
+-- reports: modelscope/ms-swift#10149, rllm-org/rllm#663, verl-project/verl#6392
+-- faults: the_first_output_is_scored, the_scorer_counts_turns, the_scorer_is_given_nothing, the_scorer_loses_the_end_token, the_scorer_reads_another_sessions_answer, the_scorer_reads_what_others_wrote
 insert into suspects
 select rid
 from events join expected using (k)

@@ -8,6 +8,8 @@
 -- subsumed_by: REW001, REW002, REW003, KEY002
 -- source: DAPO's dynamic sampling (arXiv:2503.14476), verl's filter_groups
 -- causes: A scorer's exception was swallowed and became a 0, the filter read a shaped or another batch's reward, or one data source is scored by a rule that never matches it.
+-- reports: NVIDIA-NeMo/RL#2431, OpenRLHF/OpenRLHF@e333e64a, huggingface/trl#5775
+-- faults: an_error_of_the_scorer_is_a_zero, the_filter_reads_a_shaped_reward, the_filter_takes_the_container_for_the_group
 create or replace temp table graded as
 -- the groups a step trains on, with the least and the greatest score of their sessions' last outputs
 with finals as (

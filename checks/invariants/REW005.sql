@@ -8,6 +8,8 @@
 -- subsumed_by: REW001, REW002, VAL001
 -- source: verl's fit: apply_kl_penalty, or token_level_rewards = token_level_scores
 -- causes: A penalty was taken off although the run has none, the KL was not masked, or the rewards were shaped in place and the scores with them.
+-- reports: THUDM/slime#1372
+-- faults: a_penalty_the_run_has_not, penalty_is_added, the_penalty_is_not_masked
 create or replace temp table rewarded as
 select r.rid, s.rid as scores_rid, q.kl, r.c, s.c as scores_c, r.outside, s.outside as scores_outside,
     -- where a rejection took tokens out since, what the KL left there is REW007's

@@ -8,6 +8,8 @@
 -- subsumed_by: KEY001, REW003
 -- source: the seeds' reward step: one score a session; TransferQueue drops a field that one row lacks
 -- causes: A scorer's error or timeout became a score, a worker scored a row again after a retry, or the columns beside the scores were made from the keys of the first row.
+-- reports: verl-project/verl#7151
+-- faults: a_session_nobody_scored, extra_columns_of_the_first_rows, scored_again_after_a_timeout
 create or replace temp table unscored as
 select c.rid, c.step_id, c.id
 from reward_cells as c join base as b using (id)

@@ -8,6 +8,7 @@
 -- subsumed_by: LEN001, LEN002, QUE003
 -- source: 03 Data Protocol: input_ids = concat(prompts, responses)
 -- causes: Tokens were decoded and encoded again, or input_ids were built before the response was cut or edited.
+-- faults: retokenised_input_ids
 insert into suspects
 select rid
 from events left join expected using (k)

@@ -8,6 +8,8 @@
 -- subsumed_by: MSK006, LEN001, KEY003
 -- source: token in, token out: what the policy is trained on is what it generated
 -- causes: Text was tokenised again on one of the two paths: a second bos, an expanded placeholder, a lost prefix, a merge that falls otherwise, a newline the template adds.
+-- reports: PrimeIntellect-ai/prime-rl#1983, huggingface/trl#3686, huggingface/trl#3853, huggingface/trl#6294, modelscope/ms-swift#10012, rllm-org/rllm@d100aa77
+-- faults: answers_of_the_neighbour, end_forced_on_cut_answers, engine_cuts_the_prompt, injected_prefix_not_trained, padding_sent_to_the_engine, placeholder_expanded_twice, responses_encoded_when_written, sessions_kept_as_text, two_bos
 create or replace temp table unanswered as
 with mine as (
     select t.rid, t.id, t.ord, t.turn, t."start", t.before, t.valid_length as answer_len, t.fingerprint as answer_fp,

@@ -8,6 +8,8 @@
 -- subsumed_by: TOK002, MSK006
 -- source: 04 Agent Loop: a session's tokens are only ever added to
 -- causes: The next prompt was rendered again from messages: earlier reasoning or a tool call was stripped, the end token fell away, only the last step was kept.
+-- reports: NVIDIA-NeMo/RL#2821, PrimeIntellect-ai/prime-rl#1334, PrimeIntellect-ai/prime-rl#1383, huggingface/trl#6673, verl-project/verl#3720, verl-project/verl#3960, vllm-project/vllm#28185
+-- faults: calls_cleared_from_the_history, earlier_answers_twice, end_token_lost_at_the_border, newline_only_in_the_rendering, only_the_last_step_goes_on, prompts_by_stride, thoughts_stripped_from_the_history
 with later as (
     select t.id, t.turn, t."start", t.before, t.valid_length as answer_len, t.fingerprint as answer_fp,
         hash(group_id, session_id) as place

@@ -8,6 +8,7 @@
 -- subsumed_by: QUE003, LEN001
 -- source: 03 Data Protocol: responses are written by the rollout and by nobody else
 -- causes: A later stage cleaned the responses and wrote them back, or a second attempt of a session was written over the first: log-probs, masks and scores belong to other tokens.
+-- faults: hook_cleans_the_responses, responses_written_back_clean
 insert into suspects
 select rid
 from events left join expected using (k)

@@ -8,6 +8,7 @@
 -- subsumed_by:
 -- source: S8
 -- causes: DP was derived from fsdp_size or from the rollout's tensor parallelism instead of asked of the engine.
+-- faults: dp_of_the_rollout, split_for_one_rank
 with built as (
     select rid, topology as t, case
         when topology.dynamic_cp then 1

@@ -8,6 +8,7 @@
 -- subsumed_by: BAT001, TOP001
 -- source: S7 and S8; the dispatch of verl's single controller
 -- causes: Every rank was given the first part, the rank's index was taken from the world instead of from the data-parallel group, or sequence-parallel ranks of one replica drew different rows.
+-- faults: first_part_for_every_rank, ranks_in_another_order, ranks_slice_by_the_first_rank
 create or replace temp table shares as
 select rid, ord, step_id, op, k, n, coalesce(attrs['sub_step'], '') as sub_step, coalesce(ppo_epoch, -1) as epoch,
     coalesce(mini_batch, -1) as mini, coalesce(micro_batch, -1) as micro, coord.dp as dp,

@@ -8,6 +8,7 @@
 -- subsumed_by: TOP001
 -- source: S8
 -- causes: One set of parallel sizes was recorded for both engines, so that the rollout's TP stands where the actor's belongs.
+-- faults: one_topology_for_both
 select rid, null as key, 'rollout_tp beside the actor''s sizes' as expected, 'not recorded' as actual,
     printf('backend %s', topology.backend) as detail, null as severity
 from events

@@ -8,6 +8,8 @@
 -- subsumed_by: REW001
 -- source: NaN times a mask of 0 is NaN
 -- causes: A division by an empty count, a log of 0, a reward that was never computed; or a masked value multiplied by its mask instead of left out.
+-- reports: NovaSky-AI/SkyRL#1633, alibaba/ROLL@370cb24c
+-- faults: deviation_of_zero, entropy_of_a_certain_token, masked_by_product, the_deviation_of_one
 insert into suspects
 select rid from events where nonfinite_in > 0 and op <> 'compare';
 create or replace temp table hidden as

@@ -8,6 +8,7 @@
 -- subsumed_by:
 -- source: LEN002 and MSK001 compare contents whatever their type: a kind is judged here
 -- causes: A list of ids or a mask became float by an average, a padding value or a default; a score was kept as an integer; part of a batch stayed on another device.
+-- faults: half_a_batch_elsewhere, masks_as_numbers
 with kinds(field, kind) as (
     values ('prompts', 'id'), ('responses', 'id'), ('input_ids', 'id'), ('position_ids', 'id'),
         ('attention_mask', 'mask'), ('response_mask', 'mask'), ('loss_mask', 'mask'),

@@ -8,6 +8,7 @@
 -- subsumed_by: KEY001
 -- source: verl keeps validation in a partition of its own
 -- causes: Validation and training share a queue partition, a buffer or a running statistic, and what was meant to measure the policy trains it.
+-- faults: validation_in_the_running_mean
 create or replace temp table validated as
 select distinct e.run_id, k.id
 from events as e join keyed as k using (k)

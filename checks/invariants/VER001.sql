@@ -8,6 +8,8 @@
 -- subsumed_by: KEY001, QUE001, VER003
 -- source: S6; verl tags a trajectory with the oldest and newest weights that wrote it
 -- causes: The version was read when the session ended instead of when its tokens were drawn, counted at the wrong event, or lost on the way from the engine.
+-- reports: NVIDIA-NeMo/RL#1035, PrimeIntellect-ai/prime-rl#1764, rllm-org/rllm#621, rllm-org/rllm#622
+-- faults: newest_version_is_stamped_at_the_end, one_group_keeps_an_old_stamp, rows_are_asked_for_by_another_step, version_counts_double, version_is_counted_late, versions_are_lost_on_the_way
 create or replace temp table version_runs as
 select coalesce(run_id, '') as run, coalesce(setting(run_id, 'trainer.v1.trainer_mode'), 'sync') = 'sync' as in_turn
 from (select distinct run_id from events);

@@ -8,6 +8,8 @@
 -- subsumed_by: VER001, VER007
 -- source: the weight sync of the synchronous step; verl resets every cache of the engine with it
 -- causes: The sync was skipped because the step looked unchanged, the engine woke with what it slept with, or prefixes computed with older weights were still served.
+-- reports: NVIDIA-NeMo/RL#4018, NovaSky-AI/SkyRL#2246, PrimeIntellect-ai/prime-rl#1650, verl-project/verl#6522, vllm-project/vllm#17103
+-- faults: cache_is_reset_before_the_weights_arrive, cache_survives_the_sync, engine_wakes_without_a_sync, nobody_resets_the_cache, one_engine_missed_the_sync, weights_are_synced_twice
 create or replace temp table weight_runs as
 with resumed as (
     select run_id, max(try_cast(attrs['global_steps'] as bigint)) as at

@@ -8,6 +8,8 @@
 -- subsumed_by: VER001
 -- source: the proximal anchor of PPO; verl computes it once a batch, before the first mini-batch
 -- causes: The anchor was computed after the policy had moved, for the last part of a batch that does not divide or again in each epoch, or by another copy of the weights.
+-- reports: huggingface/trl#3493
+-- faults: anchor_has_the_next_version, later_mini_batches_anchor_themselves
 create or replace temp table anchors as
 select rid, ord, run_id, global_steps, k, n, weights.version as version, weights.phase as phase,
     coalesce(setting(run_id, 'trainer.v1.trainer_mode'), 'sync') = 'sync' as in_turn

@@ -8,6 +8,8 @@
 -- subsumed_by: VER001
 -- source: verl trainer.v1.sampler.max_off_policy_threshold
 -- causes: The rule that drops compares with <= where < was meant, looks only now and then, or counts from zero again after a recovery.
+-- reports: PrimeIntellect-ai/prime-rl#1901, areal-project/AReaL#1388
+-- faults: stale_by_one_too_many, staleness_grows_after_recovery
 with batches as (
     select rid, global_steps,
         try_cast(setting(run_id, 'trainer.v1.sampler.max_off_policy_threshold') as bigint) as allowed

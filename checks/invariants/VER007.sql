@@ -8,6 +8,8 @@
 -- subsumed_by:
 -- source: verl's rollout sleeps from sample to the weight sync
 -- causes: Only one kind of client was paused, a request was retried while the weights were replaced, or the engine slept before its sessions had ended.
+-- reports: areal-project/AReaL#1618
+-- faults: engine_sleeps_before_its_sessions_end, retry_meets_half_the_weights
 with told as (
     select rid, op, n, attrs,
         max(ord) filter (op = 'sleep') over before as slept, max(ord) filter (op = 'wake') over before as woke

@@ -8,6 +8,8 @@
 -- subsumed_by:
 -- source: an engine that is told to load weights aborts what it was generating
 -- causes: A second sync cut requests short, and what they had so far was taken for an answer.
+-- reports: THUDM/slime#327, verl-project/verl#5698
+-- faults: one_session_is_aborted, requests_cut_short_are_answers
 with aborted as (
     select c.rid, c.id
     from tag_cells as c join events as e using (rid)

@@ -5,6 +5,7 @@ Their proof is ``lineage selftest``, which injects each and asks the catalogue.
 
 from __future__ import annotations
 
+from pathlib import Path
 from pkgutil import resolve_name
 
 import pytest
@@ -24,7 +25,7 @@ FAMILIES = 17
 def test_a_fault_says_what_went_wrong_and_where(one: Fault) -> None:
     """A sentence that ends, a stage of the step, a code of the catalogue, and one way to be injected."""
     assert one.says.endswith(".")
-    assert one.stage in STAGES
+    assert one.stage in (*STAGES, "postprocess")  # a stage of the user's own is legal too
     assert one.code in {invariant.code for invariant in catalogue()}
     assert (one.seams is None) != (one.edit is None)
     assert one.name.isidentifier()
@@ -88,3 +89,14 @@ def test_an_unknown_fault_is_one_line_with_the_nearest() -> None:
     name = next(iter(FAULTS))
     with pytest.raises(FaultError, match=f"did you mean {name}"):
         find_fault(f"{name}x")
+
+
+def test_the_headers_of_the_invariants_are_the_faults_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports and faults of every invariant file are written from here: ``python scripts/write_reports.py``."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts"))
+    import write_reports
+
+    assert [file.name for file in write_reports.stale()] == []
+    text = "-- code: KEY001\n-- causes: none.\n-- reports: old\nselect 1\n"
+    made = write_reports.with_headers(text, {"reports": ["b/c#1"], "faults": []})
+    assert made == "-- code: KEY001\n-- causes: none.\n-- reports: b/c#1\nselect 1\n"

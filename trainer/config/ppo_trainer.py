@@ -291,7 +291,7 @@ class TraceConfig:
         sidecar: record in a process of its own, so that a step pays for a snapshot only.
         capture_text: store prompts and responses in the trace; not in this version. Off: a trace never holds them.
         weights: fingerprint every parameter at each weight sync, and a sample of the reference's whenever it scores.
-        probe: so many rows a step are scored once more, each alone, beside the old log-probs; 0 scores none.
+        probe: so many rows a step are scored once more, each alone, by actor and reference; 0 scores none.
     """
 
     enabled: bool = True
@@ -301,7 +301,7 @@ class TraceConfig:
     sidecar: bool = True
     capture_text: bool = False
     weights: bool = True
-    probe: int = 1
+    probe: int = 0
 
 
 @dataclass

@@ -52,6 +52,7 @@ def drawn(pick: Pick[Any]) -> Configuration:
     chosen |= _micro_batches(pick)
     chosen["reward.reward_model.enable"] = pick("reward_colocated", RARELY) and not replaces_groups
     chosen["actor_rollout_ref.model.lora_rank"] = pick("lora_rank", (0, 0, 0, 4))
+    chosen["trace.probe"] = pick("probe", (1, 1, 2, 0))
     chosen["trainer.balance_batch"] = pick("balance_batch", (True, True, False))
     chosen["trainer.seed"] = pick("seed", range(1000))
     chosen |= _kept(pick)

@@ -38,6 +38,7 @@ OVERRIDES = (
     "trainer.total_training_steps=2",
     "trainer.device=cpu",
     "trainer.logger=[]",
+    "trace.probe=1",
 )
 #: in an override, the folder of the run, which is gone afterwards: ``trainer.rollout_data_dir={folder}/dump``
 FOLDER = "{folder}"

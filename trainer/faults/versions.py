@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+
+from torch import Tensor
 
 from lineage import hooks
 from lineage.hooks import Weights, traced
@@ -107,22 +110,26 @@ def later_mini_batches_anchor_themselves() -> Seams:
     ) -> Any:
         if place.mini_batch == 0:
             return original(worker, shares, plan, place)
-        moved = Weights(plan.version + 1, "actor", training=True)
-        again = []
+        moved, again = Weights(plan.version + 1, "actor", training=False), []
+        worker.module.eval()
         for rows in shares:
+            # its own forward is not recorded: a context of its own has no stage
+            log_probs = contextvars.Context().run(_scored, worker, rows, plan.temperature)
             with traced("old_log_prob", component="ActorRolloutRefWorker.compute_log_prob"):
-                log_probs = worker.infer_batch(
-                    rows, micro_batches=MicroBatchLimit.of_update(worker.config), temperature=plan.temperature,
-                    with_entropy=False,
-                ).log_probs  # fmt: skip
                 scored = {"log_probs": nested_from_list(log_probs)}
                 hooks.current().forward(scored, keys=rows.keys, span="sequence", weights=moved)
             sizes = rows.lengths("loss_mask")
             anchors = [row[-size - 1 : -1] for row, size in zip(log_probs, sizes, strict=True)]
             again.append(replace(rows, columns={**rows.columns, "old_log_probs": anchors}))
+        worker.module.train()
         return original(worker, again, plan, place)
 
     return {"lineage.trainer.training.TrainingWorker.train_batch": train}
+
+
+def _scored(worker: TrainingWorker, rows: SequenceRows, temperature: float) -> list[Tensor]:
+    limit = MicroBatchLimit.of_update(worker.config)
+    return worker.infer_batch(rows, micro_batches=limit, temperature=temperature, with_entropy=False).log_probs
 
 
 @fault("VER004", "old_log_prob")

@@ -29,7 +29,8 @@ class RewardLoopWorker:
             RewardError: the score cannot be computed.
         """
         with traced("reward", component="RewardLoopWorker.compute_score", consumer="AgentLoopWorker.run") as st:
-            st.consume({"responses": [torch.as_tensor(response_ids, dtype=torch.int64)]}, keys=[key], producer="AgentLoopWorker.run")
+            tokens = torch.as_tensor(response_ids, dtype=torch.int64)
+            st.consume({"responses": [tokens]}, keys=[key], producer="AgentLoopWorker.run")
             try:
                 result = await self.manager.run_single(response_ids, row)
             except Exception:  # whoever catches it and scores 0 contradicts this row
