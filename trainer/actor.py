@@ -210,9 +210,7 @@ class ActorRolloutRefWorker:
     def _rows(self, batch: KVBatchMeta, fields: Sequence[str]) -> SequenceRows:
         return SequenceRows.from_tensordict(batch.keys, fetch(self.queue, batch, fields), self.actor.device)
 
-    def _put(
-        self, batch: KVBatchMeta, columns: dict[str, list[Tensor]], scores: RowScores, weights: Weights
-    ) -> None:
+    def _put(self, batch: KVBatchMeta, columns: dict[str, list[Tensor]], scores: RowScores, weights: Weights) -> None:
         values = {name: nested_from_list(rows).cpu() for name, rows in columns.items()}
         sampling = None if scores.temperature is None else Sampling(temperature=scores.temperature)
         weights = replace(weights, training=scores.training)

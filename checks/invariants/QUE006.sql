@@ -19,7 +19,7 @@ select * from (values
     ('rollout_is_weights', 'update_actor', 'algorithm.rollout_correction.rollout_is', null)
 ) as t(field, stage, switch, position);
 create or replace temp table updated_steps as
-select step_id, run_id, min(ord) as ord, arg_min(rid, ord) as rid, arg_max(rid, ord) filter (op = 'optim_step') as last_rid
+select step_id, run_id, arg_min(rid, ord) as rid
 from events
 where stage = 'update_actor'
 group by all

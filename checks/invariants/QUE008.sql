@@ -21,7 +21,8 @@ with seen as (
     from events as e join keyed as k using (k)
     where e.op = 'clear' and e.entity = 'prompt' and e.n > 0
 )
-select id, run_id, max_by(status, (ord, i)) as status, max_by(rid, (ord, i)) as rid, max_by(global_steps, (ord, i)) as since
+select id, run_id, max_by(status, (ord, i)) as status, max_by(rid, (ord, i)) as rid,
+    max_by(global_steps, (ord, i)) as since
 from seen
 group by id, run_id;
 with ends as (

@@ -72,8 +72,10 @@ select h.rid, h.key,
         else printf('length %d, fingerprint %x', b.valid_length, b.fingerprint)
     end as expected,
     printf('length %d, fingerprint %x', h.valid_length, h.fingerprint) as actual,
-    case when b.rid is null then 'no field of this stage' else 'as ' || b.stage || ' wrote it, and not this stage''s to change' end
-        as detail,
+    case
+        when b.rid is null then 'no field of this stage'
+        else 'as ' || b.stage || ' wrote it, and not this stage''s to change'
+    end as detail,
     null as severity
 from held as h left join before as b using (rid, key)
 where b.rid is null or h.fingerprint is distinct from b.fingerprint or h.valid_length is distinct from b.valid_length

@@ -24,7 +24,8 @@ told as (
     from (select distinct coalesce(run_id, '') as run, global_steps from events)
 )
 select t.run, t.global_steps, r.at as resumed,
-    t.before is null or t.before = t.global_steps - 1 or (t.before = 0 and t.global_steps - 1 = coalesce(r.at, 0)) as whole
+    t.before is null or t.before = t.global_steps - 1 or (t.before = 0 and t.global_steps - 1 = coalesce(r.at, 0))
+        as whole
 from told as t left join resumed as r using (run);
 create or replace temp table published as
 select rid, ord, coalesce(run_id, '') as run, global_steps, weights.phase as phase, weights.version as version
@@ -43,8 +44,8 @@ placed as (
 select p.*, r.in_turn, s.whole,
     case
         when not r.in_turn then null
-        when p.version is not null and s.whole then p.version
         when not p.validation then p.global_steps - 1
+        when s.whole then p.version
     end as due
 from placed as p join version_runs as r using (run) join version_steps as s using (run, global_steps);
 with wrong as (

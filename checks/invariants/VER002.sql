@@ -11,12 +11,13 @@
 -- reports: NVIDIA-NeMo/RL#2631, huggingface/trl#5312, modelscope/ms-swift#7017, verl-project/verl#3821, verl-project/verl#5801, verl-project/verl#6688, verl-project/verl#7014, verl-project/verl#7453, vllm-project/vllm#29341
 -- faults: adapter_is_taken_off_before_the_copy, bucket_is_filled_again, buffers_are_not_sent, deep_sleep_is_not_followed_by_a_load, deep_sleep_loses_the_base, engine_is_one_sync_behind, engine_unties_the_head, loader_skips_norms, one_layer_comes_from_its_neighbour, projections_change_places, waking_loads_the_first_weights, weights_are_rounded_on_their_way
 create or replace temp table param_sides as
-select rid, ord, coalesce(run_id, '') as run, global_steps, stage, op, weights.phase as phase, weights.version as version,
+select rid, ord, coalesce(run_id, '') as run, global_steps, stage, op, weights.phase as phase,
+    weights.version as version,
     dtype, k, c, attrs
 from events
 where entity = 'param' and n > 0 and c is not null and weights.phase in ('actor', 'engine');
 create or replace temp table sent as select * from param_sides where op = 'sync' and phase = 'actor';
--- What each engine was sent: the actor's last row before its own; several engines, and several rows of one sync, may follow.
+-- What each engine was sent: the actor's last row before its own; several engines may follow one.
 create or replace temp table synced as
 select e.rid, e.ord, e.attrs, e.c, e.k, s.rid as sent_rid, s.c as sent_c, s.k as sent_k
 from (select * from param_sides where op = 'sync' and phase = 'engine') as e
@@ -58,7 +59,8 @@ composed as (
     from composed as c join told as t on t.rid = c.rid and t.name = c.name and t.place = c.place + 1
 )
 select t.rid, t.name, list(trim(t.part) order by t.place) as parts,
-    arg_max(c.length, c.place) as length, arg_max(c.fingerprint, c.place) as fingerprint, bool_and(t.length is not null) as whole
+    arg_max(c.length, c.place) as length, arg_max(c.fingerprint, c.place) as fingerprint,
+    bool_and(t.length is not null) as whole
 from told as t join composed as c on c.rid = t.rid and c.name = t.name and c.place = t.place
 group by all;
 with engine as (
@@ -93,7 +95,8 @@ where r.sent_fp is null and not exists (
     select 1 from actor as a where a.rid = r.rid and a.length = r.length and a.fingerprint = r.fingerprint
 )
 union all
-select a.rid, a.name, printf('%x over %d elements', a.fingerprint, a.length), 'not in the engine', 'sent, and kept nowhere', null
+select a.rid, a.name, printf('%x over %d elements', a.fingerprint, a.length), 'not in the engine',
+    'sent, and kept nowhere', null
 from actor as a
 where not exists (select 1 from engine as e where e.rid = a.rid and e.name = a.name)
     and not exists (select 1 from part_names as p where p.rid = a.rid and p.name = a.name)

@@ -53,7 +53,8 @@ from weight_events join runs using (run)
 where syncs and in_turn and whole and op in ('wake', 'generate') and (op = 'wake' or version is not null)
     and (last_change > coalesce(last_load, 0) or (last_load is null and op = 'generate'))
 union all
-select rid, null, 'version ' || load_version, 'version ' || version, 'of the last sync, and of the engine that generates', null
+select rid, null, 'version ' || load_version, 'version ' || version,
+    'of the last sync, and of the engine that generates', null
 from weight_events
 where op = 'generate' and whole and version <> load_version
 union all
@@ -79,4 +80,5 @@ from (
         lag(ord) over (partition by run, process order by ord) as last_sync
     from weight_events where op = 'sync' and phase = 'actor'
 ) as s
-where s.version = s.last_version and coalesce(s.last_sleep, 0) < s.last_sync and coalesce(s.last_change, 0) < s.last_sync
+where s.version = s.last_version and coalesce(s.last_sleep, 0) < s.last_sync
+    and coalesce(s.last_change, 0) < s.last_sync

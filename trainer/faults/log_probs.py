@@ -14,6 +14,7 @@ from lineage.trainer.actor import fetch
 from lineage.trainer.faults.registry import Seams, fault
 from lineage.trainer.faults.seams import TRAJECTORY_FIELDS
 from lineage.trainer.log_prob import RowScores, TokenScores
+from lineage.trainer.loss import PolicyLoss
 from lineage.trainer.protocol import KVBatchMeta, nested_from_list
 from lineage.trainer.rollout.sampling import Drawn
 from lineage.trainer.stages.fields import put
@@ -265,10 +266,11 @@ def anchor_of_every_update() -> Seams:
 
 @fault("LGP008", "update_actor", EPOCHS)
 def anchor_forgotten_in_the_loss() -> Seams:
-    """The update reads the old log-probs, and its loss does not use them."""
+    """The update logs its ratio to the old log-probs, and its loss takes another, to the current ones."""
 
-    def policy_loss(original: Any, log_prob: Tensor, old_log_prob: Tensor, *rest: Any, **options: Any) -> Any:
-        return original(log_prob, log_prob.detach(), *rest, **options)
+    def policy_loss(original: Any, log_prob: Tensor, old_log_prob: Tensor, *rest: Any, **options: Any) -> PolicyLoss:
+        made: PolicyLoss = original(log_prob, log_prob.detach(), *rest, **options)
+        return replace(made, log_ratio=log_prob - old_log_prob)
 
     return {"lineage.trainer.ppo_loss.compute_policy_loss": policy_loss}
 

@@ -49,6 +49,18 @@ def late_writer() -> Seams:
     }
 
 
+@fault("QUE001", "dump")
+def cleared_key_is_tagged() -> Seams:
+    """A logger that runs behind the step notes on its rows that it has written them, when they are cleared already."""
+
+    def clear(original: Any, trainer: Any, batch: KVBatchMeta) -> None:
+        original(trainer, batch)
+        with traced("dump", component="PPOTrainer._log_rollout_data"):
+            trainer.parts.queue.kv_put(key=batch.keys[0], partition_id=batch.partition_id, tag={"dumped": True})
+
+    return {f"{TRAINER}._clear": clear}
+
+
 @fault("QUE002", "clear")
 def padding_is_never_cleared() -> Seams:
     """The step clears the keys it sampled; the padding rows added since stay in the queue."""
@@ -131,6 +143,19 @@ def freed_slots_still_answer() -> Seams:
             real = next(key for key in keys if not key.startswith("pad"))
             keys = [real if key.startswith("pad") else key for key in keys]
         return original(queue, keys, partition_id, *rest)
+
+    return {GET: get}
+
+
+@fault("QUE003", "balance")
+def one_object_stands_for_two_rows() -> Seams:
+    """Objects are kept by their place in a list that is shared: a read gives the prompt of the row before."""
+
+    def get(original: Any, queue: Any, keys: list[str], partition_id: str, *rest: Any) -> TensorDict:
+        data: TensorDict = original(queue, keys, partition_id, *rest)
+        if hooks.current().name == "balance":
+            data["raw_prompt"] = NonTensorStack(*[[{"role": "user", "content": "1 + 1 ="}] for _ in keys])
+        return data
 
     return {GET: get}
 

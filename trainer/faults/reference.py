@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lineage import hooks
 from lineage.trainer.faults.registry import Seams, fault
 
 KL_PENALTY = "lineage.trainer.ppo_loss.kl_penalty"
@@ -61,6 +62,17 @@ def reference_without_its_head() -> Seams:
         yield module
 
     return {"lineage.trainer.policy.FrozenCopy.scoring": scoring}
+
+
+@fault("LGP009", "ref_log_prob")
+def reference_numbers_positions_itself() -> Seams:
+    """The reference runs on another engine, which begins the positions anew with every block of a row."""
+
+    def score(original: Any, module: Any, ids: Tensor, attention: Tensor, positions: Tensor, **options: Any) -> Any:
+        given = positions % 16 if hooks.current().name == "ref_log_prob" else positions
+        return original(module, ids, attention, given, **options)
+
+    return {"lineage.trainer.training.score_tokens": score}
 
 
 @fault("LOS004", "update_actor")
