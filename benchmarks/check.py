@@ -27,7 +27,6 @@ for _folder in (ROOT, ROOT / "benchmarks"):
 
 GOAL_FACTS_PER_SECOND = 2e6
 GOAL_BYTES = 3 << 30
-RECORDED = Path(tempfile.gettempdir()) / "lineage-benchmark-step.parquet"
 
 
 def write_parts(folder: Path, facts: int) -> int:
@@ -40,12 +39,10 @@ def write_parts(folder: Path, facts: int) -> int:
     from lineage.state import StateFile
     from lineage.writer import PartWriter
 
-    if not RECORDED.exists():
-        recorded.record(RECORDED)
-    source = recorded.Recorded.of(RECORDED)
+    source = recorded.Recorded.kept()
     parts = folder / PARTS
     parts.mkdir(parents=True)
-    RunInfo(RECORDED.stem, config=source.config).write(parts)
+    RunInfo(source.run_id, config=source.config).write(parts)
     state = StateFile(parts, "driver")
     writer = PartWriter(parts, "driver")
     written = 0

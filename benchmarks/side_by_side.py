@@ -21,7 +21,10 @@ from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from recorded import Recorded
 
 ROOT = Path(__file__).parents[1]
 for _folder in (ROOT, ROOT / "benchmarks"):
@@ -33,18 +36,16 @@ SHARES = (0.0, 0.0001, 0.05)
 BEGIN, END = "<!-- figures: made by benchmarks/side_by_side.py --write -->", "<!-- end of figures -->"
 
 
-def write(path: Path, facts: int, share: float) -> tuple[int, Counter[str]]:
+def write(path: Path, facts: int, share: float, source: Recorded | None = None) -> tuple[int, Counter[str]]:
     """A trace of so many facts, in row groups as compaction makes them, and what breaks in it by rule."""
-    import check
     import pyarrow as pa
     import pyarrow.parquet as pq
     import recorded
     import synthetic
     from violations import Breaker
 
-    if not check.RECORDED.exists():
-        recorded.record(check.RECORDED)
-    source, breaker = recorded.Recorded.of(check.RECORDED), Breaker(share)
+    source = source or recorded.Recorded.kept()
+    breaker = Breaker(share)
     written, held = 0, list[pa.Table]()
     writer: pq.ParquetWriter | None = None
     options: dict[str, Any] = {"compression": "zstd", "compression_level": 3, "dictionary_pagesize_limit": 4 << 20}

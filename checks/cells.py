@@ -78,7 +78,9 @@ def _advantages(row: Words) -> Wanted:
 
 
 def _token_sums(row: Words) -> Wanted:
-    driver = row.has("op", "produce") & row.has("field", "old_log_probs", "entropy", "rollout_log_probs", "ref_log_prob")
+    driver = row.has("op", "produce") & row.has(
+        "field", "old_log_probs", "entropy", "rollout_log_probs", "ref_log_prob"
+    )
     policy = row.has("op", "forward") & row.has("field", "log_probs") & row.has("stage", "update_actor")
     return row.has("entity", "trajectory") & (driver | policy)
 

@@ -95,7 +95,7 @@ def _sights(con: duckdb.DuckDBPyConnection, violation: Violation) -> Iterator[_S
             from stored
             where run_id is not distinct from $run_id and global_steps = $step and op <> 'compare'
                 and (field = $field or mask_fingerprint is not null)
-                and entity = (
+                and entity in (
                     select entity from stored
                     where run_id is not distinct from $run_id and global_steps = $step and process = $process
                         and seq = $seq

@@ -27,29 +27,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from lineage.checks.cells import CELLS, LENGTH_TAGS, Words
+from lineage.checks.first_said import CONTENT, First, Place, early, texts
 from lineage.checks.flat import TYPES, Flat, Int64, UInt64, bound, dictionary, indices, unsigned
 from lineage.checks.marks import WINDOWED, Marks
 from lineage.checks.row_groups import RowGroups, row_groups
 from lineage.schema import COLUMNS
 from lineage.traces.trace import row_ids
 
-# Fields and tags whose content per trajectory the others are held against, and what of it; ``v c m`` are an element's
-# own share of its row's signatures.
-CONTENT: dict[str, tuple[str, ...]] = {
-    "prompts": ("valid_length", "fingerprint"),
-    "responses": ("valid_length", "fingerprint", "v", "c"),
-    "response_mask": ("valid_length", "fingerprint", "mask_sum", "mask_fingerprint", "sum", "last_nnz", "m"),
-    "loss_mask": ("valid_length", "fingerprint", "mask_sum", "mask_fingerprint"),
-    "input_ids": ("valid_length", "fingerprint", "v", "c"),
-    "attention_mask": ("valid_length", "fingerprint", "c"),
-    "position_ids": ("valid_length", "fingerprint", "c"),
-    "uid": ("fingerprint",),
-    "raw_prompt": ("fingerprint",),
-    "rm_scores": ("sum", "fingerprint", "c"),
-    "num_turns": ("sum",),
-}
-# Stages that say a trajectory's content first: the rollout, the reward after it, padding rows.
-EARLY = ("rollout", "reward", "balance")
 SCALARS = (
     "run_id", "seq", "process", "rank", "coord", "time_ns", "global_steps", "stage", "op", "partition", "ppo_epoch",
     "update_index", "mini_batch", "micro_batch", "entity", "field", "against", "producer", "consumer", "container",
@@ -193,66 +177,19 @@ def digest(
     ]
     with ThreadPoolExecutor(max_workers=max(1, threads)) as pool:
         apply = pool.map if threads > 1 else map
-        early = frozenset[_Place]().union(*apply(lambda task: _early(task[0].read(task[1], _WHERE)), tasks))
-        first = _First(early, frozenset(unseen))
-        parts = list(apply(lambda task: _Group(claims, first, *task, chosen).read(seen), tasks))
+        wrote = frozenset[Place]().union(*apply(lambda task: early(task[0].read(task[1], _WHERE)), tasks))
+        first = First(wrote, frozenset(unseen))
+        parts = list(apply(lambda task: _Group(claims, first, task[0], task[1], chosen).read(seen), tasks))
     events, keyed, named, content, *cells = (
         pa.concat_tables(column, promote_options="permissive") for column in zip(*parts, strict=True)
     )
     return Digest(events, keyed, named, content, dict(zip(CELLS, cells, strict=True)), frozenset(seen))
 
 
-_Place = tuple[str | None, int | None, str | None]
-
-
-@dataclass(frozen=True)
-class _First:
-    """Which rows say content first: those of the early stages; what none of them wrote is taken where it was produced.
-
-    Attributes:
-        early: run, step and field of what the early stages wrote.
-        unseen: run and step of what is not judged.
-    """
-
-    early: frozenset[_Place]
-    unseen: frozenset[tuple[str, int]]
-
-    def among(self, table: pa.Table, rows: NDArray[Any]) -> list[int]:
-        """Those of ``rows``, which hold content or length tags, that say it first."""
-        places, stages, ops = _places(table, rows), *(_python(table, name, rows) for name in ("stage", "op"))
-        return [
-            row
-            for row, place, stage, op in zip(rows.tolist(), places, stages, ops, strict=True)
-            if (place[0] or "", place[1]) not in self.unseen
-            and (op == "tag" or stage in EARLY or place not in self.early)
-        ]
-
-
-def _early(table: pa.Table) -> set[_Place]:
-    entity, op, name = (_text(table, column) for column in ("entity", "op", "field"))
-    written = (entity == "trajectory") & (op == "produce") & np.isin(name, tuple(CONTENT))
-    return set(_places(table, np.flatnonzero(written & np.isin(_text(table, "stage"), EARLY))))
-
-
-def _places(table: pa.Table, rows: NDArray[Any]) -> list[_Place]:
-    columns = (_python(table, name, rows) for name in ("run_id", "global_steps", "field"))
-    return list(zip(*columns, strict=True))
-
-
-def _python(table: pa.Table, name: str, rows: NDArray[Any]) -> list[Any]:
-    return table[name].take(pa.array(rows)).to_pylist() if name in table.column_names else [None] * len(rows)
-
-
-def _text(table: pa.Table, name: str) -> NDArray[Any]:
-    if name not in table.column_names:
-        return np.full(table.num_rows, "")
-    return np.asarray(table[name].to_numpy(), dtype=object).astype(str)
-
-
 class _Group:
     """One row group: lists laid flat, signatures summed, the needed elements kept."""
 
-    def __init__(self, claims: _Claims, first: _First, source: RowGroups, group: int, chosen: Chosen | None) -> None:
+    def __init__(self, claims: _Claims, first: First, source: RowGroups, group: int, chosen: Chosen | None) -> None:
         self.claims, self.first, self.table = claims, first, source.read(group)
         self.rid = row_ids(source.number, int(source.first_row[group]), self.table.num_rows)
         if chosen is not None and not (wanted := chosen.among(self.rid)).all():
@@ -264,7 +201,7 @@ class _Group:
         distinct = dictionary(self.key.values)
         keys = distinct.to_pylist()
         # Two runs may have the same keys: a key's id is its run's as well.
-        runs, which = np.unique(_text(self.table, "run_id"), return_inverse=True)
+        runs, which = np.unique(texts(self.table, "run_id"), return_inverse=True)
         salts = np.fromiter(map(hash, runs.tolist()), np.int64, len(runs))
         numbers = np.fromiter(map(hash, keys), np.int64, len(keys))
         self.ids = numbers[indices(self.key.values)] ^ np.repeat(salts[which], self.n)
@@ -298,7 +235,7 @@ class _Group:
         marked[[row for block in said for row in block.values()]] = True
         events = self._events(signatures, lists).append_column("said", pa.array(marked))
         marks = Marks.of(lists["marks"])
-        words = Words(*(_text(self.table, name) for name in ("stage", "op", "entity", "field")))
+        words = Words(*(texts(self.table, name) for name in ("stage", "op", "entity", "field")))
         events = events.append_column("w", self._windows(marks, words))
         content = self._content(said, lists, elements)
         cells = [self._cells(kind.wanted(words), lists, kind.columns, marks) for kind in CELLS.values()]
@@ -345,7 +282,7 @@ class _Group:
         # show it on rows that never touched the queue: slots alone prove nothing.)
         asked = _said_something(columns["asked_n"])
         placed = _said_something(columns["partition"]) & lists["slot"].known()
-        columns["queue"] = pa.array(np.where(_text(self.table, "op") == "consume", asked, placed))
+        columns["queue"] = pa.array(np.where(texts(self.table, "op") == "consume", asked, placed))
         for name, (column, together) in TOTALS.items():
             columns[name] = self._total(lists[column], TYPES[column], together)
         return pa.table(columns | signatures)
@@ -363,7 +300,7 @@ class _Group:
         return pa.array(total, type_, mask=~known)
 
     def _keyed(self, k: UInt64) -> pa.Table:
-        entity = _text(self.table, "entity")
+        entity = texts(self.table, "entity")
         wanted = np.flatnonzero(((entity == "trajectory") | (entity == "prompt")) & (self.n > 0))
         signatures, first = np.unique(k[wanted], return_index=True)
         rows, elements = self._spread(wanted[first][self.claims.first_seen(signatures)])
@@ -421,7 +358,7 @@ class _Group:
 
     def _said(self) -> list[dict[str, int]]:
         """Rows that say content first, in blocks of one ordered key list, with one row a field."""
-        entity, op, name = (_text(self.table, column) for column in ("entity", "op", "field"))
+        entity, op, name = (texts(self.table, column) for column in ("entity", "op", "field"))
         tag = (op == "tag") & np.isin(name, tuple(LENGTH_TAGS))
         written = (op == "produce") & np.isin(name, tuple(CONTENT))
         blocks: dict[bytes, list[dict[str, int]]] = {}

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import duckdb
@@ -140,7 +141,7 @@ def _facts_beside(
     if not steps:
         return {}
     bench.lay(bench.read(found.chosen(steps)))
-    return {one.code: _asked(bench, one, lambda one=one: _examined(bench, one)) for one in invariants}
+    return {one.code: _asked(bench, one, partial(_examined, bench, one)) for one in invariants}
 
 
 @dataclass

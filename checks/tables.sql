@@ -140,7 +140,7 @@ where b.step_id not in (select step_id from handed)
 -- The metrics of each step that follow from its rows: as logged, over real rows, and over the padding rows as well.
 create or replace temp table measured as
 with logged as materialized (
-    select c.rid, c.step_id, e.run_id, k.key as name, c."sum" as value
+    select c.rid, c.step_id, c.ord, e.run_id, k.key as name, c."sum" as value
     from group_cells as c join keys as k using (id) join events as e using (rid)
     where c.field = 'metrics' and c.entity = 'metric'
 ),
@@ -158,8 +158,8 @@ limits as (
     group by run_id
 ),
 steps as materialized (
-    select l.step_id, prompt, response, mode, coalesce(s.batches, 1) = 1 as whole
-    from (select distinct step_id, run_id from logged) as l left join limits on limits.run_id = coalesce(l.run_id, '')
+    select l.step_id, l.ord, prompt, response, mode, coalesce(s.batches, 1) = 1 as whole
+    from (select step_id, run_id, max(ord) as ord from logged group by all) as l left join limits on limits.run_id = coalesce(l.run_id, '')
         left join sampled as s using (step_id)
 ),
 rows_of as materialized (
@@ -200,9 +200,8 @@ tokens as (
 means as materialized (
     -- what the driver scored, row by row: only rows that train have a mean, padding counts 0 where it is counted
     select t.step_id, t.id, field, is_padding, mask_sum, sum_in, sum_in / nullif(mask_sum, 0) as mean
-    from token_sum_cells as t join given using (step_id, id)
-    where op = 'produce' and mask_sum is not null
-        and t.step_id in (select step_id from steps where whole)
+    from token_sum_cells as t join given using (step_id, id) join steps using (step_id)
+    where op = 'produce' and mask_sum is not null and whole and t.ord < steps.ord -- what is written later is in no metric
 ),
 entropies as (
     select step_id, 'actor/entropy' as name,

@@ -1,6 +1,7 @@
 """One trial of ``lineage selftest``: a run is recorded, with a fault or clean, and the whole catalogue judges it.
 
-Trials run in worker processes, each of which imports the trainer once. What comes back is small: no report, no trace.
+Trials run in worker processes, each of which imports the trainer once; a dozen are judged at once (``together``), and
+one that is not as it should be is judged again by itself. What comes back is small: no report, no trace.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from lineage.cli.together import TOGETHER, Judgement, Place, Seen, judged, judged_together, judgement
 from lineage.errors import UserError, first_line
 
 if TYPE_CHECKING:
@@ -73,28 +75,6 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What one code said of one trace: the verdict, how many facts it examined, errors and warnings."""
-
-    verdict: str
-    examined: int
-    errors: int
-    warnings: int
-
-
-@dataclass(frozen=True)
-class Place:
-    """The first bad event of a report."""
-
-    code: str
-    stage: str
-    step: int
-
-    def __str__(self) -> str:
-        return f"{self.code} at {self.stage}, step {self.step}"
-
-
-@dataclass(frozen=True)
 class Outcome:
     """What a trial left.
 
@@ -102,7 +82,7 @@ class Outcome:
         trial: what was tried.
         result: what became of it.
         wanted: what a fault must be blamed on.
-        blamed: the headline's place; None where nothing failed.
+        blamed: the headline's place; where nothing failed, that of the warning that was wanted.
         headline: the headline as ``lineage check`` prints it, a line each.
         seen: what every code said; of a run in two halves, of the second.
         error: why it crashed, or how a law is broken, in a line.
@@ -144,9 +124,11 @@ def outcomes(trials: Sequence[Trial], jobs: int, keep: Path | None = None) -> It
         pool = ProcessPoolExecutor(min(jobs, len(trials)) or 1, mp_context=context, initializer=_begin)
         try:
             with _uninterrupted():  # workers start here, and inherit it: Ctrl-C is their parent's to answer
-                running = [pool.submit(_attempt_in_time, trial, folder, keep is not None) for trial in trials]
+                running = [
+                    pool.submit(_attempt_in_time, some, folder, keep is not None) for some in _some(trials, jobs)
+                ]
             for done in as_completed(running):
-                yield done.result()
+                yield from done.result()
         except BrokenProcessPool as error:
             raise UserError("a worker died, killed or out of memory: try fewer, with --jobs 1") from error
         except BaseException:  # an interrupted selftest waits for nobody
@@ -175,58 +157,115 @@ def _begin() -> None:
     torch.set_num_threads(1)
 
 
-def _attempt_in_time(trial: Trial, folder: Path, keep: bool) -> Outcome:
-    """A trial in a worker: a fault that lets a run wait for ever is a crash."""
+def _some(trials: Sequence[Trial], jobs: int) -> Iterator[list[Trial]]:
+    """Portions for the workers: runs that can be judged together, and the others one by one."""
+    apart = [one for one in trials if one.kind is Kind.LAW or one.resume_after]
+    plain = [one for one in trials if one not in apart]
+    size = max(1, min(TOGETHER, -(-len(plain) // jobs)))
+    yield from ([one] for one in apart)
+    yield from (plain[start : start + size] for start in range(0, len(plain), size))
+
+
+def _attempt_in_time(trials: Sequence[Trial], folder: Path, keep: bool) -> list[Outcome]:
+    """Some trials in a worker: a fault that lets a run wait for ever is a crash."""
 
     def late(*_: object) -> None:
         raise TimeoutError(f"not done after {_TIME_LIMIT} s")
 
     if hasattr(signal, "SIGALRM"):
         signal.signal(signal.SIGALRM, late)
-        signal.alarm(_TIME_LIMIT)
     try:
-        return attempt(trial, folder, keep)
+        return [attempt(trials[0], folder, keep)] if len(trials) == 1 else attempt_together(trials, folder, keep)
     finally:
-        if hasattr(signal, "SIGALRM"):
-            signal.alarm(0)
+        _wait_no_longer()
+
+
+def _wait_no_longer(seconds: int = 0) -> None:
+    if hasattr(signal, "SIGALRM"):
+        signal.alarm(seconds)
+
+
+def attempt_together(trials: Sequence[Trial], folder: Path, keep: bool = False) -> list[Outcome]:
+    """Run several trials in this process and judge them at once."""
+    done: dict[Trial, Outcome] = {}
+    seconds: dict[Trial, float] = {}
+    with TemporaryDirectory(dir=folder) as name:
+        for trial in trials:
+            began = time.perf_counter()
+            try:
+                _wait_no_longer(_TIME_LIMIT)
+                _recorded(trial, _fault(trial), Path(name))
+            except Exception as error:
+                done[trial] = _crashed(trial, error, began)
+            seconds[trial] = time.perf_counter() - began
+        began = time.perf_counter()
+        _wait_no_longer(_TIME_LIMIT)
+        try:
+            found = judged_together(Path(name), [_stem(trial) for trial in trials if trial not in done])
+        except UserError:  # they cannot stand in one trace
+            found = {}
+        each = (time.perf_counter() - began) / len(trials)
+        for trial in trials:
+            if _stem(trial) in found:
+                done[trial] = _outcome(trial, found[_stem(trial)], seconds[trial], each)
+            if trial not in done or not (done[trial].result.good or done[trial].error):
+                done[trial] = attempt(trial, Path(name), keep=True)
+        if keep:
+            for file in Path(name).glob("*.parquet"):
+                file.replace(folder / file.name)
+    return [done[trial] for trial in trials]
 
 
 def attempt(trial: Trial, folder: Path, keep: bool = False) -> Outcome:
     """Run one trial in this process; a run that raises is an outcome too."""
     began = time.perf_counter()
-    if trial.kind is Kind.LAW:
-        from lineage.trainer.faults.laws import LAWS
-
-        try:
-            broken = LAWS[trial.name].broken()
-        except Exception as error:
-            return Outcome(trial, Result.CRASHED, error=_said(error), record_seconds=time.perf_counter() - began)
-        result = Result.BROKEN if broken else Result.HOLDS
-        return Outcome(trial, result, error=broken, record_seconds=time.perf_counter() - began)
-    fault = _fault(trial)
-    wanted = Place(fault.code, fault.stage, fault.step) if fault is not None else None
     paths: tuple[Path, ...] = ()
     try:
-        paths = _recorded(trial, fault, folder)
+        _wait_no_longer(_TIME_LIMIT)
+        if trial.kind is Kind.LAW:
+            from lineage.trainer.faults.laws import LAWS
+
+            broken = LAWS[trial.name].broken()
+            result = Result.BROKEN if broken else Result.HOLDS
+            return Outcome(trial, result, error=broken, record_seconds=time.perf_counter() - began)
+        paths = _recorded(trial, _fault(trial), folder)
         recorded = time.perf_counter()
-        reports = [_judged(path) for path in paths]
+        reports = [judged(path) for path in paths]
     except Exception as error:
-        return Outcome(trial, Result.CRASHED, wanted, error=_said(error), record_seconds=time.perf_counter() - began)
+        return _crashed(trial, error, began)
     finally:
+        _wait_no_longer()
         for path in () if keep else paths:
             path.unlink(missing_ok=True)
     report = next((one for one in reports if one.exit_code), reports[-1])
-    blamed = _blamed(report)
+    done = _outcome(trial, judgement(report), recorded - began, time.perf_counter() - recorded)
+    return replace(done, headline=_headline(report))
+
+
+def _outcome(trial: Trial, found: Judgement, record_seconds: float, check_seconds: float) -> Outcome:
+    wanted = _wanted(trial)
+    blamed = found.blamed
+    if blamed is None and wanted in found.warned:  # of a code that only warns there is no headline
+        blamed = wanted
     return Outcome(
         trial,
-        _result(wanted, blamed, clean=not report.exit_code),
+        _result(wanted, blamed, found.clean),
         wanted,
         blamed,
-        _headline(report),
-        {one.code: Seen(one.kind.value, one.examined, one.errors, one.warnings) for one in report.verdicts},
-        record_seconds=recorded - began,
-        check_seconds=time.perf_counter() - recorded,
+        seen=found.seen,
+        record_seconds=record_seconds,
+        check_seconds=check_seconds,
     )
+
+
+def _crashed(trial: Trial, error: Exception, began: float) -> Outcome:
+    seconds = time.perf_counter() - began
+    return Outcome(trial, Result.CRASHED, _wanted(trial), error=_said(error), record_seconds=seconds)
+
+
+def _wanted(trial: Trial) -> Place | None:
+    fault = _fault(trial)
+    return None if fault is None else Place(fault.code, fault.stage, fault.step)
 
 
 def _fault(trial: Trial) -> Fault | None:
@@ -238,26 +277,16 @@ def _fault(trial: Trial) -> Fault | None:
 def _recorded(trial: Trial, fault: Fault | None, folder: Path) -> tuple[Path, ...]:
     from lineage.trainer.faults.lab import record, record_halves
 
-    stem = f"{trial.kind}-{trial.name}".replace(" ", "-")
+    stem = _stem(trial)
     if not trial.resume_after:
         return (record(folder / f"{stem}.parquet", fault, trial.overrides),)
     halves = folder / f"{stem}-1.parquet", folder / f"{stem}-2.parquet"
     return record_halves(*halves, trial.resume_after, trial.overrides)
 
 
-def _judged(path: Path) -> Report:
-    from lineage.checks.catalogue import catalogue
-    from lineage.checks.gate import Gate
-    from lineage.checks.policy import Policy
-    from lineage.traces import open_trace
-
-    with open_trace(path, threads=1, views=False) as trace:
-        return Gate(catalogue(), Policy()).judge(trace, threads=1)
-
-
-def _blamed(report: Report) -> Place | None:
-    head = report.headline
-    return None if head is None else Place(head.invariant.code, head.violation.stage, head.violation.global_steps)
+def _stem(trial: Trial) -> str:
+    """The name of a trial's trace, which is its run's."""
+    return f"{trial.kind}-{trial.name}".replace(" ", "-")
 
 
 def _headline(report: Report) -> tuple[str, ...]:

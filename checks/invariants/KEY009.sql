@@ -34,16 +34,14 @@ from (
     where not b.is_padding and k."index" = 0 and b.step_id in (select step_id from sampled)
     qualify count(*) over (partition by b.step_id, k.group_id, b.responses_fp, b.response_len) > 1
 );
-insert into suspects
-select rid from sampled where step_id in (select step_id from repeated);
 with sessions as (
     select b.step_id, s.rid, k.key, k.uid, k.group_id, k.session_id, b.responses_fp, b.response_len,
-        least(0, e.sum_in + coalesce(e.mask_sum, e.valid_length) * s.nucleus) as log_p
-    from elements as e
+        least(0, c.sum_in + coalesce(c.mask_sum, b.response_len) * s.nucleus) as log_p
+    from token_sum_cells as c
     join sampled as s using (rid)
-    join keys as k using (key)
+    join keys as k using (id)
     join base as b using (id)
-    where k."index" = 0 and not b.is_padding
+    where k."index" = 0 and not b.is_padding and s.step_id in (select step_id from repeated)
 ),
 judged as (
     select *, row_number() over (partition by step_id, group_id, responses_fp, response_len order by session_id) as copy,

@@ -5,7 +5,7 @@
 -- needs: key, n_equal, update_index
 -- fields: log_probs
 -- examines: select sum(n) from events where stage = 'update_actor' and ((op = 'compare' and field = 'log_probs' and update_index > 0) or (op = 'consume' and field = 'old_log_probs'))
--- subsumed_by: LGP001, QUE003, LEN001
+-- subsumed_by: LGP001, QUE003, LEN001, VER004
 -- source: PPO (arXiv:1707.06347): the ratio is to the policy that sampled; seen where old log-probs are taken again in every epoch
 -- causes: The old log-probs are the current ones, detached: computed anew for each mini-batch or epoch, or left out where data is thought to be on policy.
 -- reports: meta-pytorch/torchforge#571

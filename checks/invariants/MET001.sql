@@ -5,7 +5,7 @@
 -- needs: key, sum
 -- fields: metrics
 -- examines: select count(*) from measured where name <> 'perf/total_num_tokens'
--- subsumed_by: KEY003, LEN003, MSK002, QUE003, LEN001, VAL001
+-- subsumed_by: KEY003, LEN003, MSK002, QUE003, LEN001, VAL001, LGP001, LGP008, LOS005
 -- source: verl metric_utils.compute_data_metrics; what counts padding rows is PAD002's
 -- causes: Lengths were taken from a mask after it was rewritten, ranks or micro-batches were averaged as if alike, only the last one was logged, or a value was changed in place before it was logged.
 -- reports: NovaSky-AI/SkyRL#462, OpenRLHF/OpenRLHF@feeb0283, THUDM/slime#2114, huggingface/trl#3476, huggingface/trl#6380, modelscope/ms-swift#3844, verl-project/verl#2259, verl-project/verl#3280

@@ -5,7 +5,7 @@
 -- needs: nonfinite_in
 -- fields:
 -- examines: select sum(n) from events where nonfinite_in is not null and op <> 'compare'
--- subsumed_by: REW001
+-- subsumed_by: REW001, LGP001
 -- source: NaN times a mask of 0 is NaN
 -- causes: A division by an empty count, a log of 0, a reward that was never computed; or a masked value multiplied by its mask instead of left out.
 -- reports: NovaSky-AI/SkyRL#1633, alibaba/ROLL@370cb24c

@@ -101,7 +101,9 @@ def test_what_was_recorded_in_another_slice_is_recorded(rows, write, monkeypatch
     some = [row for row in rows if row.scalars["global_steps"] != 1 or row.field not in ("advantages", "returns")]
     assert same(write(some), monkeypatch, select=["ADV001"]).verdict("ADV001").kind is Kind.PASS
     none = [row for row in rows if row.field != "advantages"]
-    assert same(write(none, "none.parquet"), monkeypatch, select=["ADV001"]).verdict("ADV001").kind is Kind.NOT_APPLICABLE
+    assert (
+        same(write(none, "none.parquet"), monkeypatch, select=["ADV001"]).verdict("ADV001").kind is Kind.NOT_APPLICABLE
+    )
 
 
 def test_a_code_of_the_run_sees_all_its_steps_at_once(rows, write, tmp_path, monkeypatch) -> None:
@@ -135,6 +137,7 @@ def test_steps_that_share_keys_with_too_many_others_are_named(rows, write, monke
     clear = pick(rows, "clear", "clear", "status", step=1)
     for step in (2, 3):
         rows.append(replace(clear, scalars=clear.scalars | {"global_steps": step}))
+    monkeypatch.setattr(slices, "BESIDE_FACTS", 0)
     report = judged(write(rows), 1, monkeypatch, select=["QUE001"])
     assert report.notes == ("3 steps share keys with too many others to be judged beside all of them",)
 

@@ -174,8 +174,9 @@ class _Watched(TrainingWorker):
 
     def watch(self) -> _Watched:
         self.denominators, self.tokens = dict[str, list[float]](), dict[str, int]()
-        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.1)
-        self.scheduler = torch.optim.lr_scheduler.ConstantLR(self.optimizer, factor=1.0)
+        plain = torch.optim.SGD(self.module.parameters(), lr=0.1)
+        self.optimizer: Any = plain
+        self.scheduler: Any = torch.optim.lr_scheduler.ConstantLR(plain, factor=1.0)
         return self
 
     def _optimizer_step(self, done: Any, *rest: Any) -> dict[str, float]:
@@ -295,13 +296,14 @@ def _poisoned_advantage() -> Iterator[str]:
         torch.where(mask.bool(), one, torch.full_like(one, junk)) for one, junk in zip(ones, (_JUNK, -9.0), strict=True)
     ]
     kl = [
-        apply_kl_penalty(rewards, *pair, mask, controller=KLController(0.5), kind="low_var_kl") for pair in (ones, twos)
+        apply_kl_penalty(rewards, old, ref, mask, controller=KLController(0.5), kind="low_var_kl")
+        for old, ref in (ones, twos)
     ]
     yield _unequal("rewards less the KL", *([one.token_level_rewards] for one in kl))
     yield _metrics_apart(kl[1].metrics, kl[0].metrics, relative=0.0)
     config = OmegaConf.create({"rollout_is": "token", "rollout_is_threshold": 2.0, "rollout_is_batch_normalize": False})
     config = OmegaConf.merge(OmegaConf.structured(RolloutCorrectionConfig()), config)
-    corrected = [compute_rollout_correction(*pair, mask, config) for pair in (ones, twos)]
+    corrected = [compute_rollout_correction(old, rollout, mask, config) for old, rollout in (ones, twos)]
     yield _unequal("the corrected mask", *([one.response_mask] for one in corrected))
     yield _metrics_apart(corrected[1].metrics, corrected[0].metrics, relative=0.0)
 
