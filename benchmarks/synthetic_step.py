@@ -58,7 +58,7 @@ class Step(Trajectories):
         rng, size = self.rng, self.size
         produced = rng.permutation(self.real)
         pads = np.arange(self.real, self.total)
-        order = rng.permutation(self.total)
+        order = self._balanced()
         self._prompt_and_rollout(produced)
         sampled = np.arange(self.real)
         self._sample_and_balance(sampled, pads, order)
@@ -67,6 +67,13 @@ class Step(Trajectories):
         self._update(order, size)
         self._end(order)
         return self.rows
+
+    def _balanced(self) -> np.ndarray:
+        """All rows as they are dealt: longest first, to the ranks there and back, and mixed on each rank."""
+        at, dp = np.arange(self.total), self.size.dp
+        rank = np.where(at // dp % 2, dp - 1 - at % dp, at % dp)
+        longest = np.argsort(-self.seq_len, kind="stable")
+        return np.concatenate([self.rng.permutation(longest[rank == one]) for one in range(dp)])
 
     def _prompt_and_rollout(self, produced: np.ndarray) -> None:
         size, uids = self.size, np.array(self.uids, dtype=object)

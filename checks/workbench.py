@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import pyarrow as pa
 
 from lineage.checks.cells import CELLS, PLACE
-from lineage.checks.declared import MACROS, config_table
+from lineage.checks.declared import config_table, macros
 from lineage.checks.digest import SCALARS, Chosen, Digest, digest, opened
 from lineage.checks.profiles import Profile
 from lineage.checks.slices import Index, index, light
@@ -135,7 +135,7 @@ class Workbench:
             self.con.register(f"declared_{name}", table)
             self.con.execute(f"create or replace temp table {name} as select * from declared_{name}")
             self.con.unregister(f"declared_{name}")
-        for macro in MACROS:
+        for macro in macros(runs):
             self.con.execute(macro)
         self.con.execute("create or replace temp table suspects (rid bigint)")
         chosen = facts_of("(select * from stored where rid in (select rid from suspects))", "rid, ")
@@ -187,8 +187,9 @@ class Workbench:
 
     def show_elements(self, suspected: bool = True) -> None:
         """Let ``elements`` be those of the suspects, or none."""
-        source = "suspect_elements" if suspected else "no_elements"
-        self.con.execute(f"create or replace temp view elements as select * from {source}")
+        # of none, the planner leaves out what hangs on them
+        source = f"select * from {'suspect_elements' if suspected else 'no_elements where false'}"
+        self.con.execute(f"create or replace temp view elements as {source}")
 
     def number(self, query: str) -> int:
         """A single number."""

@@ -11,7 +11,7 @@
 -- faults: bypass_clamps_its_anchor, sampler_stands_for_the_actor
 create or replace temp table anchors as
 with made as (
-    select e.*, coalesce(setting(run_id, 'algorithm.rollout_correction.bypass_mode'), 'false') = 'true' as bypass,
+    select e.*, setting(run_id, 'algorithm.rollout_correction.bypass_mode') as bypass, -- null where nobody says it
         lag(ord, 1, 0) over (partition by run_id, global_steps order by ord) as since
     from events as e
     where stage = 'old_log_prob' and op = 'produce' and field = 'old_log_probs' and entity = 'trajectory'
@@ -22,7 +22,7 @@ sampled as (
     join events as s
         on s.run_id is not distinct from m.run_id and s.global_steps = m.global_steps and s.k = m.k
         and s.field = 'rollout_log_probs' and s.entity = 'trajectory' and s.op <> 'compare'
-    where m.bypass
+    where m.bypass is distinct from 'false'
     group by m.rid
 ),
 scored as (
@@ -31,22 +31,23 @@ scored as (
     join events as f
         on f.run_id is not distinct from m.run_id and f.global_steps = m.global_steps and f.stage = 'old_log_prob'
         and f.op = 'forward' and f.field = 'log_probs' and f.ord between m.since and m.ord
-    where not m.bypass and f.weights is not null
+    where m.bypass is distinct from 'true' and f.weights is not null
     group by m.rid
 )
 select m.rid, m.run_id, m.bypass, sampler, s.c as sampler_c, m.c, f.phase, coalesce(f.by_actor, false) as by_actor
 from made as m left join sampled as s using (rid) left join scored as f using (rid);
 insert into suspects
-select unnest([rid, sampler]) from anchors where bypass and sampler is not null and c <> sampler_c;
+select unnest([rid, sampler]) from anchors where bypass = 'true' and sampler is not null and c <> sampler_c;
 select a.rid, a.key, printf('the sampler''s, fingerprint %x', b.fingerprint) as expected,
     printf('fingerprint %x', a.fingerprint) as actual, 'bypass_mode is on' as detail, null as severity
 from anchors join elements as a on a.rid = anchors.rid
 join elements as b on b.rid = anchors.sampler and b.key = a.key
-where bypass and (a.fingerprint <> b.fingerprint or a.valid_length <> b.valid_length)
+where bypass = 'true' and (a.fingerprint <> b.fingerprint or a.valid_length <> b.valid_length)
 union all
-select rid, null, 'a forward pass of the actor', coalesce('of the ' || phase, 'none'), 'bypass_mode is off', null
+select rid, null, 'a forward pass of the actor', coalesce('of the ' || phase, 'none'),
+    case when bypass = 'false' then 'bypass_mode is off' else 'they are not the sampler''s either' end, null
 from anchors
-where not bypass and not by_actor
+where bypass is distinct from 'true' and not by_actor and not (bypass is null and c is not distinct from sampler_c)
     -- a trace that never shows who scores says nothing of it
     and exists (
         select 1 from events as f

@@ -9,6 +9,7 @@
 -- backs_up: LOS001: that holds where the trainer divides by M x G by its own rule, as verl does, and there padding still makes the update smaller
 -- source: S5; verl divides by M x G, padding rows included
 -- causes: The mean is taken over all rows of the mini-batch, so that padding makes every real row's share, and the learning rate, smaller.
+-- faults: mean_over_m_x_g
 with minis as (
     select step_id, run_id, process, update_index, mini_batch, ppo_epoch, rid, k, n
     from events

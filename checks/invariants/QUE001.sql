@@ -9,7 +9,7 @@
 -- source: S11; TransferQueue re-creates a cleared key on write
 -- causes: An agent loop still running wrote back to a group that was already sampled and cleared, or a stage read before the rollout had written.
 -- reports: rllm-org/rllm#600
--- faults: late_writer
+-- faults: cleared_key_is_tagged, late_writer
 create or replace temp table acts as
 select e.scope, k.id, min(first_put) as first_put, min(first_get) as first_get, min(cleared) as cleared,
     max(last_use) as last_use

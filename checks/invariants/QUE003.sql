@@ -9,7 +9,7 @@
 -- source: S11
 -- causes: Rows came back under another key (an index applied twice, a slot re-used), or somebody wrote the field in between without saying so.
 -- reports: Ascend/TransferQueue#127, huggingface/trl#6804, verl-project/verl#2962
--- faults: freed_slots_still_answer, rows_in_slot_order, serialising_casts_the_batch, tokens_replayed_without_their_advantages
+-- faults: freed_slots_still_answer, one_object_stands_for_two_rows, rows_in_slot_order, serialising_casts_the_batch, tokens_replayed_without_their_advantages
 create or replace temp table written as
 select rid, ord, run_id, coalesce(partition, '') as partition, global_steps, field, k, c
 from events

@@ -3,7 +3,7 @@
 -- severity: error
 -- says: A group with a session that failed, or that left no output, ends as failure and is handed to training as such; finished means that every session it declares has written.
 -- needs: status, expected
--- fields:
+-- fields: responses
 -- examines: select count(*) from group_cells where entity = 'prompt' and status in ('finished', 'failure')
 -- subsumed_by: QUE005, KEY001
 -- source: verl's agent loop gathers exceptions; a group fails when one session did

@@ -96,8 +96,9 @@ def other_loss_mask(rows: Rows) -> None:
 
 def rebuilt_mask(rows: Rows) -> None:
     row = pick(rows, "advantage", "pad", "rm_scores")
-    change(row, "mask_sum", 0, int(row.lists["mask_sum"][0]) - 1)
-    change(row, "mask_fingerprint", 0, 4242)
+    at = int(np.argmax(row.lists["mask_sum"]))  # no padding row
+    change(row, "mask_sum", at, int(row.lists["mask_sum"][at]) - 1)
+    change(row, "mask_fingerprint", at, 4242)
 
 
 def retokenised(rows: Rows) -> None:

@@ -151,7 +151,7 @@ def test_warnings_count_once_there_is_a_limit(most, code):
 def test_a_report_reads_well_in_a_notebook_and_as_a_table(rows, write):
     """HTML with the headline escaped, a data frame of verdicts, a relation of violations."""
     FAULTS["TOK001"][0](rows)
-    (report,) = Gate.of(Settings()).judge_all([write(rows)])
+    (report,) = Gate.of(Settings(select=("TOK001", "KEY001"))).judge_all([write(rows)])
     shown = report._repr_html_()
     assert shown.startswith("<pre>TOK001 input_ids are prompts ++ responses")
     assert "<table" in shown
@@ -162,7 +162,7 @@ def test_a_report_reads_well_in_a_notebook_and_as_a_table(rows, write):
 
 def test_a_trace_that_cannot_be_read_does_not_stop_the_others(rows, write):
     """Each trace has its outcome, in the order given."""
-    refused, report = Gate.of(Settings()).judge_all([Path("nowhere.parquet"), write(rows)])
+    refused, report = Gate.of(Settings(select=("KEY001",))).judge_all([Path("nowhere.parquet"), write(rows)])
     assert (refused.exit_code, report.exit_code) == (ExitCode.UNUSABLE, ExitCode.PASS)
     assert "no such file" in refused.message
 

@@ -44,8 +44,8 @@ def as_run(
 
 
 def failed(path: Path | str) -> dict[str, set[tuple[str, int]]]:
-    """Run and step of the violations, by code."""
-    report = check(path, select=("KEY", "PAD"))
+    """Run and step of the violations of groups and padding, by code."""
+    report = check(path, select=("KEY001", "KEY002", "PAD001"))
     found = {one.code: one.violations for one in report.verdicts if one.errors}
     return {code: {(one.run_id, one.global_steps) for one in violations} for code, violations in found.items()}
 
@@ -70,7 +70,7 @@ def test_a_torn_step_hides_nothing_of_another_run(tmp_path):
     """Step 2 of run a is torn and left out; that of run b is broken and found."""
     as_run(BAD, tmp_path / "a.parquet", state={"torn": [2], "closed": False})
     as_run(BAD, tmp_path / "b.parquet")
-    report = check(tmp_path)
+    report = check(tmp_path, select=["MSK002"])
     assert {(one.run_id, one.global_steps) for one in report.verdict("MSK002").violations} == {("b", 2)}
     assert (report.exit_code, report.steps) == (1, 3)
 
@@ -80,7 +80,9 @@ def test_a_torn_step_of_one_rank_is_torn_for_the_run(tmp_path):
     as_run(BAD, tmp_path / "a-0.parquet", state={"torn": [2], "closed": False})
     as_run(BAD, tmp_path / "a-1.parquet", says=False)
     assert locate(tmp_path).unseen == {("a", 2)}
-    assert check(tmp_path).steps == 1
+    report = check(tmp_path, select=["KEY005"])  # which the doubled step 1 breaks
+    assert report.steps == 1
+    assert report.headline is not None
 
 
 def test_runs_of_two_profiles_are_refused(tmp_path):
@@ -100,11 +102,11 @@ def test_the_runs_of_one_file_are_found(tmp_path):
     target = tmp_path / "all.parquet"
     pq.write_table(pa.concat_tables([*tables[:2], nameless.cast(tables[0].schema)]), target)
     assert [run.run_id for run in locate(target).runs] == ["a", "b", ""]
-    assert check(target).steps == 6
+    assert check(target, select=["KEY001"]).steps == 6
     without = tmp_path / "without.parquet"
     pq.write_table(tables[0].drop(["run_id"]), without)
     assert [run.run_id for run in locate(without).runs] == [""]
-    assert check(without).verdict("KEY002").examined
+    assert check(without, select=["KEY002"]).verdict("KEY002").examined
     assert set(tables[0].column_names) < set(schema().names)
 
 

