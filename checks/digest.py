@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from lineage.checks.cells import CELLS, LENGTH_TAGS, Words
-from lineage.checks.first_said import CONTENT, First, Place, early, texts
+from lineage.checks.first_said import CARRIED, CONTENT, First, Place, early, texts
 from lineage.checks.flat import TYPES, Flat, Int64, UInt64, bound, dictionary, indices, unsigned
 from lineage.checks.marks import WINDOWED, Marks
 from lineage.checks.row_groups import RowGroups, row_groups
@@ -232,7 +232,7 @@ class _Group:
         signatures = {name: pa.array(total, mask=~known) for name, (total, known) in summed.items()}
         said = self._said()
         marked = np.zeros(self.rows, dtype=bool)
-        marked[[row for block in said for row in block.values()]] = True
+        marked[[row for block in said for field, row in block.items() if field not in CARRIED]] = True
         events = self._events(signatures, lists).append_column("said", pa.array(marked))
         marks = Marks.of(lists["marks"])
         words = Words(*(texts(self.table, name) for name in ("stage", "op", "entity", "field")))

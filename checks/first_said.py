@@ -12,18 +12,21 @@ from numpy.typing import NDArray
 # Fields and tags whose content per trajectory the others are held against, and what of it; ``v c m`` are an element's
 # own share of its row's signatures.
 CONTENT: dict[str, tuple[str, ...]] = {
-    "prompts": ("valid_length", "fingerprint"),
+    "prompts": ("valid_length", "fingerprint", "c"),
     "responses": ("valid_length", "fingerprint", "v", "c"),
-    "response_mask": ("valid_length", "fingerprint", "mask_sum", "mask_fingerprint", "sum", "last_nnz", "m"),
-    "loss_mask": ("valid_length", "fingerprint", "mask_sum", "mask_fingerprint"),
+    "response_mask": ("valid_length", "fingerprint", "mask_sum", "mask_fingerprint", "sum", "last_nnz", "c", "m"),
+    "loss_mask": ("valid_length", "fingerprint", "mask_sum", "mask_fingerprint", "c"),
     "input_ids": ("valid_length", "fingerprint", "v", "c"),
     "attention_mask": ("valid_length", "fingerprint", "c"),
     "position_ids": ("valid_length", "fingerprint", "c"),
-    "uid": ("fingerprint",),
-    "raw_prompt": ("fingerprint",),
+    "uid": ("fingerprint", "c"),
+    "raw_prompt": ("fingerprint", "c"),
     "rm_scores": ("sum", "fingerprint", "c"),
-    "num_turns": ("sum",),
+    "num_turns": ("sum", "c"),
+    **dict.fromkeys(("rollout_log_probs", "extra_fields", "multi_modal_inputs", "data_source", "reward_model"), ("c",)),
 }
+# Carried beside the content, and read back by whoever takes some rows of a batch; alone they make no trajectory.
+CARRIED = frozenset(name for name, kept in CONTENT.items() if kept == ("c",))
 # Stages that say a trajectory's content first: the rollout, the reward after it, padding rows.
 EARLY = ("rollout", "reward", "balance")
 

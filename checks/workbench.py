@@ -28,7 +28,7 @@ from lineage.checks.slices import Index, index, light
 from lineage.traces.trace import Trace, facts_of
 
 _TABLES = Path(__file__).parent / "tables.sql"
-_VIEW, _TABLE = "create or replace temp view", "create or replace temp table"
+_TABLE = "create or replace temp table"
 _WORD = re.compile(r"[a-z_]+")
 _NOBODY = pa.table({})
 #: violations of a code that are told one by one
@@ -104,14 +104,13 @@ class Workbench:
         con.register("keyed", found.keyed)
         places, events, *rest = _statements()
         if self.trace in _VIEWED:
-            for name in _named_tables():
+            for name in (*CELLS, *_named_tables()):
                 con.execute(f"drop table if exists {name}")
         for statement in (*(() if self._placed else (places,)), events):
             self.run(statement)
-        for cells in () if self.trace in _VIEWED else CELLS:
-            self.run(_placed(cells))
         _VIEWED.add(self.trace)
-        self._unmade = dict(zip(_named_tables(), rest, strict=True))
+        placed = {cells: _placed(cells) for cells in CELLS}
+        self._unmade = placed | dict(zip(_named_tables(), rest, strict=True))
 
     def make_all(self) -> None:
         """Make every table now: for who asks the connection itself."""
@@ -120,7 +119,7 @@ class Workbench:
 
     def _make(self, statement: str) -> None:
         """The tables a statement names, and those they are made of: few codes need them all."""
-        for name in _WORD.findall(statement) if self._unmade else ():
+        for name in _words(statement) if self._unmade else ():
             if name in self._unmade:
                 self.run(self._unmade.pop(name))
 
@@ -211,15 +210,20 @@ def _statements() -> tuple[str, ...]:
 
 
 @cache
+def _words(statement: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_WORD.findall(statement)))
+
+
+@cache
 def _named_tables() -> tuple[str, ...]:
     """Names of the tables that are made when they are first asked for, in their order in the file."""
     return tuple(_WORD.findall(statement.removeprefix(_TABLE))[0] for statement in _statements()[2:])
 
 
 def _placed(cells: str) -> str:
-    """The view of a table of elements, each with the scalars of its row."""
+    """A table of elements, each with the scalars of its row."""
     place = ", ".join(f"e.{name}" for name in PLACE)
-    return f"{_VIEW} {cells} as select c.*, {place} from digest_{cells} as c join events as e using (rid)"
+    return f"{_TABLE} {cells} as select c.*, {place} from digest_{cells} as c join events as e using (rid)"
 
 
 def statements(sql: str) -> list[str]:

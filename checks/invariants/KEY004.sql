@@ -11,16 +11,20 @@
 -- reports: meta-pytorch/torchtune#2981
 -- faults: buffer_of_one_row, gather_returns_one_rank
 create or replace temp table alike as
-select id, step_id, responses_fp, response_len, group_id
+-- a copy has the same sum of log-probs, to the bit: few rows are read for their fingerprints
+select distinct id, step_id, responses_fp, response_len, group_id
 from (
-    select id, step_id, responses_fp, response_len from base
-    where not is_padding and response_len > 0
-    qualify count(*) over (partition by step_id, responses_fp, response_len) > 1
+    select b.id, b.step_id, responses_fp, response_len, sum_in, hash(prompt_len, prompts_fp) as prompt
+    from base as b join token_sum_cells as t using (id)
+    where not is_padding and response_len > 0 and t.op = 'produce' and t.field = 'rollout_log_probs'
+        and t.stage in ('rollout', 'balance') and sum_in < -1
+    qualify count(*) over (partition by b.step_id, responses_fp, response_len, sum_in) > 1
 )
 join keys using (id)
 where group_id is not null
-window same as (partition by step_id, responses_fp, response_len)
-qualify min(group_id) over same <> max(group_id) over same;
+window same as (partition by step_id, responses_fp, response_len, sum_in)
+qualify min(group_id) over same <> max(group_id) over same
+    and (sum_in < -50 or min(prompt) over same <> max(prompt) over same);
 insert into suspects
 select rid from events
 where op = 'produce' and field = 'rollout_log_probs' and stage in ('rollout', 'balance')

@@ -19,17 +19,18 @@ group by all;
 create or replace temp table asked as
 -- a uid, the dataset row it stands for and what it asks
 with registered as (
-    select id, step_id, source_index, rid
+    select id, step_id, coalesce(partition, '') = 'val' as val, source_index, rid
     from group_cells
     where stage = 'prompt' and op = 'produce' and entity = 'prompt' and source_index is not null
 )
-select r.id, hash(k.key) as group_id, k.key as uid, r.step_id, r.source_index, r.rid, p.fingerprint as fp, p.rid as asked_rid
+select r.id, hash(k.key) as group_id, k.key as uid, r.step_id, r.val, r.source_index, r.rid, p.fingerprint as fp, p.rid as asked_rid
 from registered as r
 join keys as k using (id)
 left join (select id, step_id, min(fingerprint) as fingerprint, min(rid) as rid from prompt_cells group by all) as p
     using (id, step_id);
 with drawn as (
-    select step_id, source_index, any_value(fingerprint) filter (field = 'raw_prompt') as fp,
+    -- a validation draws from another file
+    select step_id, coalesce(partition, '') = 'val' as val, source_index, any_value(fingerprint) filter (field = 'raw_prompt') as fp,
         count(*) filter (field = 'index') as times
     from dataset_cells
     group by all
@@ -84,7 +85,7 @@ where raw_prompt_fp <> s.raw
 union all
 select a.asked_rid, a.uid, printf('raw_prompt %x, that of dataset row %d', d.fp, a.source_index),
     printf('raw_prompt %x', a.fp), 'the uid is registered for this row', null
-from asked as a join drawn as d using (step_id, source_index)
+from asked as a join drawn as d using (step_id, val, source_index)
 where a.fp <> d.fp
 union all
 select max(rid), uid, 'one dataset row', printf('rows %s', string_agg(distinct source_index, ', ' order by source_index)),
@@ -96,6 +97,6 @@ union all
 select a.rid, a.uid, printf('%d uids of dataset row %d, as often as it was drawn', d.times, a.source_index),
     printf('%d uids', a.uids), null, null
 from (
-    select step_id, source_index, count(distinct uid) as uids, max(rid) as rid, max(uid) as uid from asked group by all
-) as a join drawn as d using (step_id, source_index)
+    select step_id, val, source_index, count(distinct uid) as uids, max(rid) as rid, max(uid) as uid from asked group by all
+) as a join drawn as d using (step_id, val, source_index)
 where d.times > 0 and a.uids > d.times

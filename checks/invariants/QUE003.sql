@@ -32,11 +32,43 @@ select rid,
 from pairs
 group by rid;
 create or replace temp table doubtful as
-select e.rid, e.field, e.run_id, coalesce(e.partition, '') as partition, e.global_steps, e.ord, r.rid is not null as here
-from events as e left join reading as r using (rid)
-where e.queue and e.op = 'consume' and e.n > 0 and e.c is not null and e.entity = 'trajectory'
-    and not coalesce(r.same, false)
-    and e.field in (select field from written);
+with unsettled as (
+    select e.rid, e.field, e.run_id, coalesce(e.partition, '') as partition, e.global_steps, e.ord, e.k, e.c,
+        r.rid is not null as here
+    from events as e left join reading as r using (rid)
+    where e.queue and e.op = 'consume' and e.n > 0 and e.c is not null and e.entity = 'trajectory'
+        and not coalesce(r.same, false)
+        and e.field in (select field from written)
+),
+-- Who reads some rows of a batch reads what was first said of them, if all that was written since says the same.
+sides as (
+    select distinct u.rid, w.rid as side, w.field, w.k, w.c
+    from unsettled as u
+    join written as w
+        on u.run_id is not distinct from w.run_id and u.partition = w.partition and u.field = w.field
+        and u.global_steps = w.global_steps and w.ord < u.ord
+    union all
+    select rid, rid, field, k, c from unsettled where here
+),
+first_said as (
+    unpivot (
+        select k, case when count(columns('^(.+)_c$')) = count(*)
+            then cast(sum(columns('^(.+)_c$')) % 18446744073709551616 as ubigint) end as "\1"
+        from keyed left join digest_first using (id)
+        where k in (select k from sides)
+        group by k
+    )
+    on columns(* exclude k) into name field value c
+),
+settled as (
+    select s.rid
+    from sides as s left join first_said as f on f.k = s.k and f.field = s.field
+    group by s.rid
+    having bool_and(coalesce(s.c = f.c, false))
+)
+select rid, field, run_id, partition, global_steps, ord, here
+from unsettled
+where rid not in (select rid from settled);
 insert into suspects
 select rid from doubtful
 union

@@ -34,9 +34,11 @@ left join last_outputs as l on l.group_id = k.group_id and l.session_id = k.sess
 where k."index" = coalesce(l.last, 0)
     and id not in (select id from key_cells where stage = 'reward' and op = 'filter' and reason is not null)
 union all
-select c.rid, null, 'an entry for each of ' || s.n || ' keys', c.n || ' entries', 'beside rm_scores, in one write', null
-from events as s
-join events as c
-    on c.step_id = s.step_id and c.process = s.process and c.stage = s.stage and c.op = s.op and c.queue
-where s.stage = 'reward' and s.op = 'produce' and s.queue and s.field = 'rm_scores' and s.entity = 'trajectory'
-    and c.entity = 'trajectory' and c.k is distinct from s.k
+select c.rid, null, 'the keys of rm_scores', c.n || ' entries', c.field || ' beside rm_scores', null
+from events as c
+where c.stage = 'reward' and c.op = 'produce' and c.queue and c.entity = 'trajectory' and c.field <> 'rm_scores'
+    and exists (from events as s where s.step_id = c.step_id and s.process = c.process and s.field = 'rm_scores'
+        and s.stage = 'reward' and s.op = 'produce' and s.queue and s.entity = 'trajectory')
+    -- a step may be scored in several batches
+    and not exists (from events as s where s.step_id = c.step_id and s.process = c.process and s.field = 'rm_scores'
+        and s.stage = 'reward' and s.op = 'produce' and s.queue and s.entity = 'trajectory' and s.k = c.k)

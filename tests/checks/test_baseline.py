@@ -15,6 +15,7 @@ from lineage.checks.baseline import Baseline, BaselineError
 from lineage.checks.policy import Match
 from lineage.checks.verdict import Site
 
+SOME = ["ADV001", "KEY001", "TOK001"]
 _PLACES = (("rollout", "produce", "responses"), ("update_actor", "consume", "responses"))
 
 
@@ -112,15 +113,15 @@ def test_a_known_violation_passes_and_a_new_one_leads_the_report(rows, write, tm
     """Yesterday's violation is accepted by today's run; a new one fails and is the headline."""
     FAULTS["TOK001"][0](rows)
     path = tmp_path / "baseline.json"
-    yesterday = check(write(rows, "yesterday.parquet"))
+    yesterday = check(write(rows, "yesterday.parquet"), select=SOME)
     assert yesterday.exit_code == ExitCode.VIOLATIONS
     Baseline.of([yesterday]).save(path)
-    today = check(write(rows, "today.parquet"), baseline=path)
+    today = check(write(rows, "today.parquet"), select=SOME, baseline=path)
     assert (today.exit_code, today.headline, today.verdict("TOK001").kind) == (ExitCode.PASS, None, Kind.FAIL)
     assert today.violations.filter("accepted").shape[0] == today.verdict("TOK001").errors
 
     change(pick(rows, "advantage", "forward", "advantages", step=3), "nnz_out", 0, 1)
-    worse = check(write(rows, "worse.parquet"), baseline=path)
+    worse = check(write(rows, "worse.parquet"), select=SOME, baseline=path)
     assert worse.exit_code == ExitCode.VIOLATIONS
     assert worse.headline is not None
     assert worse.headline.invariant.code == "ADV001"
@@ -131,9 +132,9 @@ def test_what_did_not_happen_again_is_said(rows, write, tmp_path):
     """A baseline that is too generous says so, and how to mend it."""
     FAULTS["TOK001"][0](rows)
     path = tmp_path / "baseline.json"
-    Baseline.of([check(write(rows))]).save(path)
+    Baseline.of([check(write(rows), select="TOK001")]).save(path)
     kept = [row for row in rows if row.scalars.get("global_steps", 0) != 2]
-    (note,) = check(write(kept, "other.parquet"), select=["TOK"], baseline=path).notes
+    (note,) = check(write(kept, "other.parquet"), select="TOK001", baseline=path).notes
     assert "1 known violation did not occur: --update-baseline forgets it" in note
 
 
@@ -142,6 +143,6 @@ def test_a_torn_trace_with_accepted_violations_is_still_incomplete(rows, write, 
     FAULTS["TOK001"][0](rows)
     path = tmp_path / "baseline.json"
     torn = write(rows, state={"torn": [3], "closed": False})
-    Baseline.of([check(torn)]).save(path)
-    assert check(torn, select=["TOK001"], baseline=path).exit_code == ExitCode.INCOMPLETE
-    assert check(torn, select=["TOK001"], baseline=path, allow_incomplete=True).exit_code == ExitCode.PASS
+    Baseline.of([check(torn, select="TOK001")]).save(path)
+    assert check(torn, select="TOK001", baseline=path).exit_code == ExitCode.INCOMPLETE
+    assert check(torn, select="TOK001", baseline=path, allow_incomplete=True).exit_code == ExitCode.PASS

@@ -40,7 +40,7 @@ def test_a_clean_trace_exits_zero_with_a_line_a_code(command, trace_file):
 
 def test_unusable_input_beats_everything(command, trace_file, tmp_path):
     """One good and one missing trace: the good one is judged, the missing one is one line, and the exit code is 2."""
-    done = command("check", trace_file, tmp_path / "missing.parquet", "--exit-zero")
+    done = command("check", trace_file, tmp_path / "missing.parquet", "--exit-zero", "--select", "KEY001")
     assert done.code == 2
     assert done.err.splitlines() == [f"error: {tmp_path / 'missing.parquet'}: no such file or folder"]
     assert " pass" in done.out.splitlines()[-1]

@@ -59,7 +59,7 @@ def test_a_live_run_is_told_from_a_killed_one(tmp_path):
     recorder = Recorder(tmp_path / "run", RunInfo("r"))
     step_of(recorder, 1)
     step_of(recorder, 2, seal=False)
-    report = check(tmp_path / "run")
+    report = check(tmp_path / "run", select="KEY001")
     assert report.exit_code == ExitCode.INCOMPLETE
     pid = recorder._state.state["pid"]
     assert report.state == f"the run goes on (process {pid}, step 2 open)"
@@ -68,7 +68,7 @@ def test_a_live_run_is_told_from_a_killed_one(tmp_path):
         assert trace.state.live == (f"process {pid}, step 2 open",)
         assert (trace.state.torn, trace.state.closed) == ((), False)
     recorder._state._forget()  # as the kernel does at its death
-    assert check(tmp_path / "run").state == "step 2 torn, the run did not close its trace"
+    assert check(tmp_path / "run", select="KEY001").state == "step 2 torn, the run did not close its trace"
 
 
 def test_a_run_without_a_step_yet_says_so(tmp_path):
@@ -90,7 +90,7 @@ def test_a_step_that_another_rank_has_not_sealed_is_not_judged(tmp_path):
         assert (trace.state.open, trace.state.torn) == ((2,), ())
         assert trace.state.unseen == (2,)
         assert len(trace.state.live) == 2
-    assert check(tmp_path / "run").steps == 1
+    assert check(tmp_path / "run", select="KEY001").steps == 1
 
 
 def test_a_part_sealed_or_removed_while_the_folder_is_read_is_no_loss(tmp_path, monkeypatch):
