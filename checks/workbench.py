@@ -25,12 +25,14 @@ from lineage.checks.declared import config_table, macros
 from lineage.checks.digest import SCALARS, Chosen, Digest, digest, opened
 from lineage.checks.profiles import Profile
 from lineage.checks.slices import Index, index, light
+from lineage.checks.slices import facts_of as facts_of_groups
 from lineage.traces.trace import Trace, facts_of
 
 _TABLES = Path(__file__).parent / "tables.sql"
 _TABLE = "create or replace temp table"
 _WORD = re.compile(r"[a-z_]+")
 _NOBODY = pa.table({})
+_FEW_FACTS = 300_000
 #: violations of a code that are told one by one
 LISTED = 1000
 _UNSEEN = pa.schema([("run_id", pa.string()), ("step", pa.int64())])
@@ -60,6 +62,9 @@ class Workbench:
         self.sources = opened(trace.batches or trace.source.files)
         self.fields: frozenset[str] = frozenset()
         self._judged: frozenset[int] | None = None
+        # Of few elements a table is planned faster; of many it costs more memory than it saves time.
+        small = bool(trace.batches) or facts_of_groups(self.sources) <= _FEW_FACTS
+        self._kept = "table" if small else "view"
         self._placed = False
         self._unmade: dict[str, str] = {}  # tables nobody has asked for yet
         unseen = [{"run_id": run_id, "step": step} for run_id, step in trace.source.unseen]
@@ -104,12 +109,12 @@ class Workbench:
         con.register("keyed", found.keyed)
         places, events, *rest = _statements()
         if self.trace in _VIEWED:
-            for name in (*CELLS, *_named_tables()):
+            for name in (*(CELLS if self._kept == "table" else ()), *_named_tables()):
                 con.execute(f"drop table if exists {name}")
         for statement in (*(() if self._placed else (places,)), events):
             self.run(statement)
         _VIEWED.add(self.trace)
-        placed = {cells: _placed(cells) for cells in CELLS}
+        placed = {cells: f"create or replace temp {self._kept} {cells} as {_placed(cells)}" for cells in CELLS}
         self._unmade = placed | dict(zip(_named_tables(), rest, strict=True))
 
     def make_all(self) -> None:
@@ -221,9 +226,9 @@ def _named_tables() -> tuple[str, ...]:
 
 
 def _placed(cells: str) -> str:
-    """A table of elements, each with the scalars of its row."""
+    """A query for elements, each with the scalars of its row."""
     place = ", ".join(f"e.{name}" for name in PLACE)
-    return f"{_TABLE} {cells} as select c.*, {place} from digest_{cells} as c join events as e using (rid)"
+    return f"select c.*, {place} from digest_{cells} as c join events as e using (rid)"
 
 
 def statements(sql: str) -> list[str]:

@@ -20,7 +20,7 @@ REASON = "not here: "
 
 @dataclass(frozen=True)
 class Statement:
-    """One row of the page; ``-`` and ``none yet`` are empty."""
+    """One row of the page; ``-`` is empty."""
 
     text: str
     evidence: str
@@ -44,7 +44,7 @@ def statements() -> tuple[Statement, ...]:
 
 
 def _named(cell: str) -> tuple[str, ...]:
-    return tuple(name.strip("` ") for name in cell.split(",") if name.strip() not in ("-", "none yet"))
+    return tuple(name.strip("` ") for name in cell.split(",") if name.strip() != "-")
 
 
 @functools.cache

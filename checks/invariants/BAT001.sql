@@ -6,6 +6,7 @@
 -- fields:
 -- examines: select sum(n) from events where stage = 'update_actor' and ((op = 'split' and micro_batch is null) or op = 'dispatch')
 -- subsumed_by: TOP001
+-- backs_up: TOP002: it needs no dispatch, and says of the plan what TOP002 says of the deal.
 -- source: S7
 -- causes: ppo_mini_batch_size x rollout.n is not a multiple of the actor's DP, the batch was not padded to a multiple before it was split, or a rank was left out when it was dealt.
 -- faults: ceil_for_the_first_ranks, mini_batch_in_trajectories

@@ -8,7 +8,7 @@
 -- subsumed_by:
 -- source: S3; verl splits keys from the left in replay_buffer.py and from the right in trainer_base.py
 -- causes: A custom agent loop built its own keys, or rows were written under another row's key.
--- faults: uid_of_the_first_group
+-- faults: uid_of_the_first_group, uids_lose_their_dashes
 with trajectories as (
     select id, min(late) % 1000000000000 as ord
     from firsts join keyed using (k)

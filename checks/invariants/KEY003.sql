@@ -6,6 +6,7 @@
 -- fields:
 -- examines: select sum(n) from events where op = 'reorder'
 -- subsumed_by: KEY002
+-- backs_up: MET001: that sees a wrong number later; this one says which rows or tags the reorder left behind.
 -- source: S6
 -- causes: Fields were permuted apart (a permutation applied to one container and not to the other), or rows were dropped, repeated or taken from another batch of the step by an index that is not a permutation.
 -- reports: Ascend/TransferQueue@7f70edd, OpenRLHF/OpenRLHF#1299

@@ -6,10 +6,11 @@
 -- fields: responses
 -- examines: select sum(n) from events where entity = 'trajectory' and span = 'response' and layout is distinct from 'scalar' and op <> 'compare' and v is not null
 -- subsumed_by: QUE003, LEN003, REW003
+-- backs_up: LEN003: it needs lengths alone, and holds for fields that nobody pads and nobody reads.
 -- source: S1
 -- causes: One of the companions was cut, padded or re-made without the others: a truncation applied to tokens only, log-probs kept from another attempt.
 -- reports: PrimeIntellect-ai/prime-rl#2021, PrimeIntellect-ai/verifiers#37, THUDM/slime#1861, THUDM/slime#1995, huggingface/trl#5144
--- faults: drafts_without_log_probs, log_probs_of_two_attempts, mask_of_the_engines_tokens, padding_forgets_a_field, short_log_probs
+-- faults: drafts_without_log_probs, entropy_cut_too_long, log_probs_of_two_attempts, mask_of_the_engines_tokens, padding_forgets_a_field, short_log_probs
 insert into suspects
 select rid
 from events left join expected using (k)

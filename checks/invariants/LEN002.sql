@@ -6,6 +6,7 @@
 -- fields: input_ids, prompts, responses
 -- examines: select sum(n) from events where entity = 'trajectory' and field in ('input_ids', 'position_ids', 'prompt_len', 'response_len', 'seq_len') and op <> 'compare'
 -- subsumed_by: QUE003, LEN001
+-- backs_up: LEN004: it needs no prefix fingerprints and no log-probs, only lengths and tags.
 -- source: S2
 -- causes: Prompt or response was truncated after input_ids were built, or the tags were written from other lengths than the tokens.
 -- reports: THUDM/slime#143

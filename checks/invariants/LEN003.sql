@@ -6,6 +6,7 @@
 -- fields:
 -- examines: select sum(n) from events where op in ('pad', 'unpad') and field <> 'key' and entity = 'trajectory'
 -- subsumed_by: LEN006, LEN008
+-- backs_up: REW002: it holds for every field that is padded, with or without a score, and names the padding itself.
 -- source: S9
 -- causes: Padded to a width shorter than the longest row, un-padded by a mask or by a width that is not the row's own length, or padded on the other side.
 -- faults: advantages_written_to_the_next_row, forward_padded_left, padding_loses_the_last_value, written_back_by_position

@@ -6,6 +6,7 @@
 -- fields: response_mask
 -- examines: select sum(n) from events where entity = 'trajectory' and op = 'produce' and field in ('response_mask', 'loss_mask')
 -- subsumed_by: LEN001
+-- backs_up: MSK002: it says at the rollout what MSK002 says where a consumer reads the mask.
 -- source: S4
 -- causes: The loss mask was built from token ids or attention instead of taken from the rollout, or observation tokens were left at 1 in one of the two.
 -- reports: huggingface/trl#4976

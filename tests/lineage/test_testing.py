@@ -37,7 +37,7 @@ def test_lines_of_a_test_are_recorded_and_judged() -> None:
     """By the verbs of the recording; a fault in them is caught."""
     with record() as recording:
         loop(recording)
-    assert_invariants(recording, require=["KEY001", "MSK002"])
+    assert_invariants(recording, select=["KEY", "MSK"], require=["KEY001", "MSK002"])
     with record() as recording:
         loop(recording, mask=[[1, 0], [1]])
     assert_violates(recording, "MSK002", stage="advantage", key="q7_0_0")
@@ -54,7 +54,7 @@ def test_code_that_knows_only_the_hooks_is_recorded() -> None:
         assert hooks.recorder() is before
         loop(hooks.recorder())
     assert not hooks.recorder().enabled
-    assert_invariants(outer)
+    assert_invariants(outer, select=["KEY001", "MSK002"])
     with open_trace(inner.trace) as trace:
         assert (trace.state.closed, trace.state.why) == (False, "ZeroDivisionError")
 
@@ -118,7 +118,7 @@ def test_a_lost_row_makes_the_recording_incomplete() -> None:
         recording.step(2)
         unreadable(recording)
     with pytest.raises(AssertionError, match=r"^incomplete trace: .*2 keys for 1 rows of responses"):
-        assert_invariants(recording)
+        assert_invariants(recording, select="KEY001")
 
 
 def test_a_switched_off_recorder_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,6 +144,12 @@ def test_the_examples_of_the_page_run(pytester: pytest.Pytester) -> None:
     pytester.runpytest(f"--lineage-trace={good}").assert_outcomes(passed=5)
 
 
+def anywhere(text: str) -> str:
+    """A report without what another run of the same fault says otherwise: uids, places in the trace, fingerprints."""
+    return re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<=seq )\d+|(?<=fingerprint )[0-9a-f]+", "...", text)
+
+
+@pytest.mark.slow
 def test_the_failure_the_page_shows_is_the_one_pytest_prints(pytester: pytest.Pytester) -> None:
     """Line by line, and the line at the end."""
     (pytester.path / "test_run.py").write_text(examples()["test_run.py"])
@@ -153,4 +159,4 @@ def test_the_failure_the_page_shows_is_the_one_pytest_prints(pytester: pytest.Py
     blocks = [text for language, text in re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.M | re.S) if not language]
     assert len(blocks) == 2
     for shown in blocks:
-        assert shown in done.stdout.str() + "\n"
+        assert anywhere(shown) in anywhere(done.stdout.str() + "\n")

@@ -19,6 +19,16 @@ DECODE = "lineage.trainer.rollout.hf.decode"
 
 
 @fault("KEY001", "rollout")
+def uids_lose_their_dashes() -> Seams:
+    """The uid column is normalised on its way to the queue: groups stay whole, and no row can be joined to its key."""
+
+    def write(original: Any, uid: str, *rest: Any) -> TensorDict:
+        return original(uid.replace("-", ""), *rest)
+
+    return {TRAJECTORY_FIELDS: write}
+
+
+@fault("KEY001", "rollout")
 def uid_of_the_first_group() -> Seams:
     """The uid column is filled from the first row of the batch: groups are written with another group's uid."""
     first: list[str] = []

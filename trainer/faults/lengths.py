@@ -31,6 +31,19 @@ def _written_and_evened(write: Callable[..., TensorDict]) -> Seams:
     return {TRAJECTORY_FIELDS: write, **dict.fromkeys(readers, _even)}
 
 
+@fault("LEN001", "old_log_prob")
+def entropy_cut_too_long() -> Seams:
+    """The entropy is cut with the position that predicts what follows the response: one value more than tokens."""
+
+    def write(original: Any, parts: Any, batch: Any, columns: dict[str, Any]) -> None:
+        if "entropy" in columns:
+            rows = [torch.nn.functional.pad(row, (0, 1)) for row in rows_of(columns["entropy"])]
+            columns = {**columns, "entropy": nested_from_list(rows)}
+        original(parts, batch, columns)
+
+    return {"lineage.trainer.stages.log_prob.put": write}
+
+
 @fault("LEN001", "rollout")
 def short_log_probs() -> Seams:
     """The engine returns the log-probs of all tokens but the last; whoever reads them pads, so nothing crashes."""

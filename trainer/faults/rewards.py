@@ -220,7 +220,8 @@ def the_scorer_counts_turns() -> Seams:
     return _scorer_reads(lambda response: response[:1])
 
 
-@fault("REW003", "reward")
+# answers of one length, so that nothing but the content tells them apart
+@fault("REW003", "reward", "actor_rollout_ref.rollout.ignore_eos=true")
 def the_scorer_reads_another_sessions_answer() -> Seams:
     """A variable of the loop is read when the scorers run, and not when they were made: all score one answer."""
     first: list[Sequence[int]] = []

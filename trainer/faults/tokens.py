@@ -19,7 +19,8 @@ from lineage.trainer.stages.fields import put
 from lineage.trainer.training import rows_of
 
 
-@fault("TOK001", "rollout")
+# without the sampler's log-probs nothing else can know the tokens
+@fault("TOK001", "rollout", "actor_rollout_ref.rollout.calculate_log_probs=false")
 def retokenised_input_ids() -> Seams:
     """The sequence is decoded to text, normalised and encoded again: as many tokens, and others."""
 
