@@ -83,7 +83,7 @@ class Digest:
             ``w`` (see above), ``queue`` (it passed through the queue), its :data:`TOTALS` and ``said`` (its elements
             are in ``content``).
         keyed: the distinct key lists of trajectories and prompts, one row per element: ``k``, ``id``.
-        names: ``id`` and ``key``; a key may be there more than once.
+        names: ``id``, ``key`` and ``run``, a number; a key may be there more than once.
         content: elements as they were first written, side by side: ``id`` and, for each of :data:`CONTENT` and of the
             length tags, ``<field>_rid`` (the row that said it) and its columns. A key may be there more than once.
         cells: elements of the other rows every check needs, a table for each of :data:`CELLS`.
@@ -209,6 +209,7 @@ class _Group:
             {
                 "id": pa.array((salts[:, None] ^ numbers).ravel()),
                 "key": pa.chunked_array([distinct] * len(runs), distinct.type),
+                "run": pa.array(np.repeat(salts, len(numbers))),
             }
         )
         self.hashes = self.ids.view(np.uint64)

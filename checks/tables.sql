@@ -17,15 +17,17 @@ order by p.ord;
 create or replace temp table keys as
 select
     id, key, uid,
-    case when uid is not null then hash(uid) end as group_id,
+    -- of its uid, and of itself where it is one; two runs may have the same uids
+    case when uid is not null then hash(run, uid) end as group_id,
+    hash(run, key) as prompt_id,
     case when uid is not null then try_cast(session as bigint) end as session_id,
     case when uid is not null then try_cast("index" as bigint) end as "index"
 from (
     select *, case when whole then left(key, length(key) - length(session) - length("index") - 2) end as uid
     from (
-        select id, key, split_part(key, '_', -2) as session, split_part(key, '_', -1) as "index",
+        select id, key, run, split_part(key, '_', -2) as session, split_part(key, '_', -1) as "index",
             regexp_matches(key, '^(.+)_(0|[1-9][0-9]*)_(0|[1-9][0-9]*)$') as whole
-        from (select distinct id, key from digest_names where key is not null)
+        from (select distinct id, key, run from digest_names where key is not null)
     )
 );
 
@@ -254,7 +256,7 @@ answers as (
     group by c.step_id, k.group_id, k.session_id
 ),
 asked_of as materialized (
-    select step_id, hash(k.key) as group_id, any_value(data_source) as source
+    select step_id, k.prompt_id as group_id, any_value(data_source) as source
     from group_cells join keys as k using (id)
     where entity = 'prompt' and partition = 'val' and data_source is not null
     group by all
@@ -328,9 +330,9 @@ from (
 )
 group by k, entity, partition;
 
--- Sessions of several outputs, with the number of the last one.
+-- Sessions of several outputs, with the number of the last one. (The id of a request may look like a key.)
 create or replace temp table last_outputs as
-select group_id, session_id, max("index") as last from keys where "index" > 0 group by group_id, session_id;
+select group_id, session_id, max("index") as last from keys join base using (id) where "index" > 0 group by all;
 
 -- Advantages and returns as they were computed, each with its group; ``final``: of the last output of its session.
 create or replace temp table grouped as

@@ -202,7 +202,7 @@ def attempt_together(trials: Sequence[Trial], folder: Path, keep: bool = False) 
         _wait_no_longer(_TIME_LIMIT)
         try:
             found = judged_together(Path(name), [_stem(trial) for trial in trials if trial not in done])
-        except UserError:  # they cannot stand in one trace
+        except Exception:  # they cannot stand in one trace, or not in time: each says by itself what is wrong
             found = {}
         each = (time.perf_counter() - began) / len(trials)
         for trial in trials:

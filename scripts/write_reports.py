@@ -27,7 +27,7 @@ def headers() -> dict[Path, str]:
     """Every invariant file with the headers it should have."""
     reports, said = public_reports(), {}
     for file in sorted(FOLDER.glob("*.sql")):
-        faults = [one for one in all_faults().values() if one.code == file.stem]
+        faults = [one for one in all_faults().values() if file.stem in (one.code, *one.also)]
         references = sorted({reports[name].reference for one in faults for name in one.reports if name in reports})
         made = {"reports": references, "faults": sorted(one.name for one in faults)}
         said[file] = with_headers(file.read_text("utf-8"), made)

@@ -10,16 +10,9 @@ import pyarrow as pa
 
 from lineage.traces.source import Source
 from lineage.traces.state import State
-from lineage.traces.trace import Trace, row_ids
+from lineage.traces.trace import Trace, plan_quickly, row_ids
 
 _ROWS, _RID = "memory_rows", "memory_rid"
-# Optimizers that pay on millions of rows only.
-_COSTLY = frozenset(
-    {
-        "build_side_probe_side", "common_subplan", "cte_filter_pusher", "join_filter_pushdown", "join_order",
-        "late_materialization", "statistics_propagation", "window_self_join",
-    }
-)  # fmt: skip
 
 
 class MemoryTrace(Trace):
@@ -58,9 +51,7 @@ class MemoryTrace(Trace):
         self._con.register(_ROWS, pa.Table.from_batches(parts, self._schema))
 
     def _prepare(self) -> None:
-        # A step is small and is asked some seventy questions: the optimizer would take longer than what it saves.
-        known = {str(name) for (name,) in self._con.execute("select name from duckdb_optimizers()").fetchall()}
-        self._con.execute(f"set disabled_optimizers='{','.join(sorted(known & _COSTLY))}'")
+        plan_quickly(self._con)
 
     def _reader(self) -> tuple[str, str]:
         self.show(())

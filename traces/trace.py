@@ -30,6 +30,15 @@ VIEWS = ("rows", "facts", "trajectories", "groups", "steps")
 _VIEWS = Path(__file__).parent / "views"
 # DuckDB's errors that are of what was asked; others are of what was read.
 _OF_THE_QUERY = (duckdb.ProgrammingError, duckdb.DataError, duckdb.NotSupportedError, duckdb.PermissionException)
+# Optimizers that pay on millions of rows only.
+_COSTLY = frozenset(
+    {
+        "build_side_probe_side", "common_subplan", "cte_filter_pusher", "join_filter_pushdown", "join_order",
+        "late_materialization", "statistics_propagation", "window_self_join",
+    }
+)  # fmt: skip
+# Files no larger than this hold few rows.
+_SMALL = 1 << 20
 _SOURCE_BITS = 40  # of a row's id, below the number of its file or batch
 
 
@@ -186,6 +195,9 @@ class Trace:
 
     def _prepare(self) -> None:
         """Further settings of the connection, before they are locked."""
+        with suppress(OSError):  # who reads it says what is wrong
+            if sum(file.stat().st_size for file in self.source.files) <= _SMALL:
+                plan_quickly(self._con)
 
     def _fence(self) -> None:
         fence.prepare(self._con)
@@ -216,6 +228,12 @@ class Trace:
             f"read_parquet([{', '.join(map(_quote, files))}], union_by_name=true, filename=true, file_row_number=true)"
         )
         return reader, _rid(files)
+
+
+def plan_quickly(con: DuckDBPyConnection) -> None:
+    """Few rows are asked hundreds of questions: the optimizer would take longer than what it saves."""
+    known = {str(name) for (name,) in con.execute("select name from duckdb_optimizers()").fetchall()}
+    con.execute(f"set disabled_optimizers='{','.join(sorted(known & _COSTLY))}'")
 
 
 def row_ids(source: int, first: int, count: int) -> NDArray[np.int64]:

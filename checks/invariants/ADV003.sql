@@ -21,10 +21,10 @@ having count(*) > 1 and min(mask_sum) > 0 and count(max_in) = count(*) and bool_
     and isfinite(sum(abs(max_in)));
 create or replace temp table unbalanced as
 with declared as (
-    select g.step_id, hash(k.key) as group_id, max(g.expected) as expected
+    select g.step_id, k.prompt_id as group_id, max(g.expected) as expected
     from group_cells as g join keys as k using (id)
     where g.entity = 'prompt' and g.expected is not null
-    group by g.step_id, hash(k.key)
+    group by g.step_id, k.prompt_id
 ),
 doubtful as (
     select * from balanced

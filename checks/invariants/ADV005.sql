@@ -17,10 +17,10 @@ where estimator = 'grpo' and not is_padding and field = 'advantages'
 group by step_id, group_id
 having min(session_id) = max(session_id) and (min(min_in) <> 0 or max(max_in) <> 0);
 with declared as (
-    select g.step_id, hash(k.key) as group_id, max(g.expected) = 1 or bool_or(g.status = 'failure' or g.reason is not null) as excused
+    select g.step_id, k.prompt_id as group_id, max(g.expected) = 1 or bool_or(g.status = 'failure' or g.reason is not null) as excused
     from group_cells as g join keys as k using (id)
     where g.entity = 'prompt' and g.step_id in (select step_id from lone)
-    group by g.step_id, hash(k.key)
+    group by g.step_id, k.prompt_id
 )
 select l.rid, key, 'advantage 0' as expected,
     printf('advantage %.9g', case when abs(l.low) > abs(l.high) then l.low else l.high end) as actual,

@@ -35,7 +35,7 @@ with doubled as (
     having count(*) > 1
 ),
 prompts as (
-    select step_id, hash(any_value(k.key)) as group_id, id, max(expected) as expected,
+    select step_id, any_value(k.prompt_id) as group_id, id, max(expected) as expected,
         bool_or(status = 'failure' or reason is not null) as excused,
         bool_or(stage = 'sample' and op = 'filter' and reason is null) as selected,
         max(rid) filter (stage = 'sample' and op = 'filter') as rid

@@ -95,7 +95,7 @@ unsure as (
         is distinct from cast(sum(k) filter (fate <> 'made') % 18446744073709551616 as ubigint)
 ),
 chosen as (
-    select hash(k.key) as group_id, min(step_id) as step_id, max(rid) as rid
+    select k.prompt_id as group_id, min(step_id) as step_id, max(rid) as rid
     from prompt_fates join keyed using (k) join keys as k using (id)
     where op = 'filter' and exists (select 1 from unsure)
     group by all

@@ -23,7 +23,7 @@ with registered as (
     from group_cells
     where stage = 'prompt' and op = 'produce' and entity = 'prompt' and source_index is not null
 )
-select r.id, hash(k.key) as group_id, k.key as uid, r.step_id, r.val, r.source_index, r.rid, p.fingerprint as fp, p.rid as asked_rid
+select r.id, k.prompt_id as group_id, k.key as uid, r.step_id, r.val, r.source_index, r.rid, p.fingerprint as fp, p.rid as asked_rid
 from registered as r
 join keys as k using (id)
 left join (select id, step_id, min(fingerprint) as fingerprint, min(rid) as rid from prompt_cells group by all) as p

@@ -11,7 +11,7 @@
 -- faults: errors_are_gathered_and_forgotten, failed_group_is_handed_on_as_whole
 create or replace temp table endings as
 select c.rid, c.id, c.status, c.reason, c.op, c.stage, e.ord, e.step_id, coalesce(e.run_id, '') as run,
-    hash(k.key) as group_id, k.key
+    k.prompt_id as group_id, k.key
 from group_cells as c join events as e using (rid) join keys as k using (id)
 where c.entity = 'prompt' and c.status in ('finished', 'failure');
 create or replace temp table declared_sessions as

@@ -32,7 +32,7 @@ asked as (
 select c.rid, c.ord, c.step_id, c.id, a.data_source, f.sessions, f.low, f.high
 from chosen as c
 join keys as k using (id)
-join finals as f on f.step_id = c.step_id and f.group_id = hash(k.key)
+join finals as f on f.step_id = c.step_id and f.group_id = k.prompt_id
 left join asked as a on a.step_id = c.step_id and a.id = c.id;
 create or replace temp table flat_groups as
 select * from graded where low = high;

@@ -9,6 +9,8 @@
 -- backs_up: MSK002: it says what an undeclared rejection does to the baseline, also where a declared one forgot some rows.
 -- source: verl's rollout correction shrinks the mask after the score was placed
 -- causes: A correction took the last token out of the mask, and the estimator still sums the whole row: the score of a rejected answer moves the baseline of its group.
+-- reports: verl-project/verl#6362
+-- faults: a_rejection_nobody_is_told_of
 create or replace temp table shrunk as
 select r.rid, r.step_id
 from events as r left join expected using (k)

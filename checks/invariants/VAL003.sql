@@ -14,7 +14,7 @@ select distinct e.run_id, k.id
 from events as e join keyed as k using (k)
 where e.partition = 'val' and e.entity = 'trajectory';
 create or replace temp table asked_groups as
-select distinct e.run_id, hash(n.key) as group_id
+select distinct e.run_id, n.prompt_id as group_id
 from events as e join keyed as k using (k) join keys as n using (id)
 where e.partition = 'val' and e.entity = 'prompt';
 create or replace temp table training as

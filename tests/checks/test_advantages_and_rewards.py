@@ -73,6 +73,16 @@ def test_the_tolerance_is_that_of_float32(rows, write, digits, kind):
     assert str(verdict.kind) == kind
 
 
+def test_the_id_of_a_request_is_no_second_output(rows, write):
+    """An engine's ids may look like keys: a session's one output stays its last, and its advantage is judged."""
+    keys, _ = next(groups(rows))
+    asked = next(row for row in rows if row.entity == "request" and row.scalars["global_steps"] == 2)
+    change(asked, "key", 0, keys[0].removesuffix("0") + "1")
+    set_advantage(rows, keys[0], 5.0)
+    (verdict,) = check(write(rows), select=["ADV002"]).verdicts
+    assert {one.key for one in verdict.violations} == {keys[0]}
+
+
 def test_without_a_word_on_the_estimator_nothing_is_recomputed(rows, write):
     """A trace that does not say which estimator it used is not held to the group's formula."""
     path = write(rows)

@@ -16,6 +16,8 @@ from lineage.trainer.queue import LocalTransferQueue
 from lineage.trainer.tasks import make_rows
 
 STEPS = 20
+# a law no run of this sort can break: rows scored alone are not asked for, a loss that is a mean over tokens, no staleness
+UNSEEN = {"LGP009", "PAD003", "VER005"}
 
 
 def rows() -> list[dict]:
@@ -83,12 +85,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LocalTransferQu
 
 @pytest.mark.slow
 def test_every_code_passes_and_sees_something(run: tuple[Path, LocalTransferQueue]) -> None:
-    """No violation, and no code that had nothing to look at."""
+    """No violation, and no other code that had nothing to look at."""
     report = lineage.check(run[0])
     assert {verdict.code: str(verdict.kind) for verdict in report.verdicts} == {
-        verdict.code: "pass" for verdict in report.verdicts
+        verdict.code: "vacuous" if verdict.code in UNSEEN else "pass" for verdict in report.verdicts
     }
-    assert all(verdict.examined for verdict in report.verdicts)
     assert report.steps == STEPS
 
 

@@ -71,7 +71,7 @@ def returns_not_masked() -> Seams:
     return _afterwards(change)
 
 
-@fault("MSK002", "advantage", *REJECTING, reports=["verl-outcome-reward-on-rejected-token"])
+@fault("MSK002", "advantage", *REJECTING, also=["REW007"], reports=["verl-outcome-reward-on-rejected-token"])
 def a_rejection_nobody_is_told_of() -> Seams:
     """The correction rejects the token that holds the score and marks no row: the score still moves the baseline."""
 

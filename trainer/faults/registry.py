@@ -45,6 +45,7 @@ class Fault:
         step: the first step in which it acts, and the one to be blamed.
         onwards: it acts in every later step as well.
         overrides: configuration the fault needs, beyond the lab's.
+        also: codes that show it as well, and have no fault of their own because another code always leads.
         profile: whose conventions the trace says it follows; empty for the reference trainer's.
         seams: makes the replacements; called once a run, so they may share state. None for one that edits rows.
         edit: edits the rows of a recorded run. None for one that replaces functions.
@@ -58,6 +59,7 @@ class Fault:
     step: int
     onwards: bool
     overrides: tuple[str, ...]
+    also: tuple[str, ...] = ()
     profile: str = ""
     seams: MakeSeams | None = None
     edit: EditRows | None = None
@@ -103,6 +105,7 @@ def fault(
     step: int = 2,
     onwards: bool = False,
     reports: Sequence[str] = (),
+    also: Sequence[str] = (),
     profile: str = "",
 ) -> Callable[[MakeSeams], MakeSeams]:
     """Register a function that returns ``{seam: replacement}`` as a fault; its docstring is the sentence.
@@ -111,7 +114,7 @@ def fault(
     """
 
     def register(seams: MakeSeams) -> MakeSeams:
-        acts = {"step": step, "onwards": onwards, "overrides": overrides, "profile": profile}
+        acts = {"step": step, "onwards": onwards, "overrides": overrides, "also": tuple(also), "profile": profile}
         _add(seams, code, stage, reports=reports, seams=seams, **acts)
         return seams
 
