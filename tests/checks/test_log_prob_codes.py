@@ -120,3 +120,17 @@ def test_a_mini_batch_may_lie_on_two_ranks(judge: Callable[..., Verdict], denomi
             row("update_actor", "produce", "loss", "metric", loss={**term, "rows": 1, "tokens": tokens}, **place),
         ]
     assert judge("LOS001", rows).kind is kind
+
+
+@pytest.mark.parametrize(("content", "kind"), [([5, 6], Kind.PASS), ([5, 7], Kind.FAIL)])
+def test_an_anchor_nobody_declares_has_some_author(
+    judge: Callable[..., Verdict], content: list[int], kind: Kind
+) -> None:
+    """Without a word on bypass_mode old log-probs may be the sampler's; what nobody scored is nobody's."""
+    said = {"span": "response", "valid_length": [4, 4]}
+    rows = [
+        row("rollout", "produce", "rollout_log_probs", fingerprint=[5, 6], **said),
+        row("old_log_prob", "produce", "old_log_probs", fingerprint=content, **said),
+        row("update_actor", "forward", "log_probs", fingerprint=[8, 9], weights={"phase": "actor"}, **said),
+    ]
+    assert judge("LGP004", rows).kind is kind

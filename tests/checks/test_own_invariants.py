@@ -115,7 +115,7 @@ def test_what_an_own_invariant_does_to_the_tables_is_undone(own: Own) -> None:
     body = (
         "delete from events where field = 'x'; delete from base; create or replace temp table keys as select 1 as id;\n"
         "create temp table mine as select 1; create table lasting as select 1; create macro two() as 2;\n"
-        f"create or replace temp view key_cells as select 1; insert into suspects select rid from events;\n{NOTHING}"
+        f"create or replace temp table key_cells as select 1; insert into suspects select rid from events;\n{NOTHING}"
     )
     own(body, "a.sql", code="AAA001")
     counts = "select (select count(*) from base) * (select count(uid) from keys) * (select count(id) from key_cells)"

@@ -100,7 +100,8 @@ def test_a_setting_can_be_taken_back(invoke, setting, option):
 def test_settings_of_the_project_hold_and_the_command_line_wins(invoke):
     """pyproject's [tool.lineage] is found; each option given replaces its setting, and only that."""
     Path("pyproject.toml").write_text(
-        '[tool.lineage]\nselect = ["TOP", "MSK002", "LEN001"]\nexit-zero = true\nformat = "json"\nmax-violations = {MSK002 = 5}\n'
+        '[tool.lineage]\nselect = ["TOP", "MSK002", "LEN001"]\nexit-zero = true\n'
+        'format = "json"\nmax-violations = {MSK002 = 5}\n'
     )
     said = json.loads(invoke(BAD).stdout)
     assert {one["code"] for one in said["verdicts"]} == {"TOP001", "TOP002", "TOP003", "MSK002", "LEN001"}

@@ -112,7 +112,8 @@ def test_a_glob_of_several_files_is_read(tmp_path):
         compact(run_in_parts(tmp_path / name))
     with open_trace(f"file://{tmp_path}/*/trace.parquet") as trace:
         assert [file.name for file in trace.source.files] == ["trace.parquet"] * 2
-        assert trace.sql('select count(*) from "rows"').fetchall() == [(2 * check(tmp_path / "a", select="KEY001").rows,)]
+        rows = check(tmp_path / "a", select="KEY001").rows
+        assert trace.sql('select count(*) from "rows"').fetchall() == [(2 * rows,)]
 
 
 def test_nothing_there_is_one_line(uploaded, tmp_path):

@@ -16,7 +16,7 @@ from lineage.trainer.queue import LocalTransferQueue
 from lineage.trainer.tasks import make_rows
 
 STEPS = 20
-# a law no run of this sort can break: rows scored alone are not asked for, a loss that is a mean over tokens, no staleness
+# what no run of this sort shows: rows scored alone are not asked for, the loss is a mean over tokens, no staleness
 UNSEEN = {"LGP009", "PAD003", "VER005"}
 
 
