@@ -62,6 +62,8 @@ def selftest_command(
         raise UserError(
             "--write takes what a whole selftest finds, or --clean-runs: leave --fault, --code, --matrix out"
         )
+    if page is not None:
+        selftest_page.read(page, seed if clean_runs else None)
     if keep is not None:
         _make(keep)
     trials = _trials(faults or (), codes or (), matrix, clean_runs, seed, laws)
@@ -69,8 +71,6 @@ def selftest_command(
     done = _run(trials, jobs, keep)
     seconds = time.perf_counter() - began
     failed = [one for one in done if not one.result.good]
-    if page is not None:
-        selftest_page.write(page, done, seconds, jobs, seed if clean_runs else None)
     if as_json:
         print_json(
             {"ok": not failed, "seconds": round(seconds, 1), "jobs": jobs, "trials": [said(one) for one in done]}
@@ -78,6 +78,8 @@ def selftest_command(
     else:
         for line in selftest_text.lines(done, seconds, jobs, each=bool(faults), matrix=matrix):
             typer.echo(line)
+    if page is not None:  # last: what was found is said whatever becomes of the page
+        selftest_page.write(page, done, seconds, jobs, seed if clean_runs else None)
     raise typer.Exit(ExitCode.VIOLATIONS if failed else ExitCode.PASS)
 
 

@@ -36,17 +36,40 @@ def write(page: Path, done: Sequence[Outcome], seconds: float, jobs: int, seed: 
     Raises:
         UserError: the page cannot be read or written.
     """
-    part = "selftest" if seed is None else "clean runs"
+    part = _part(seed)
     body = _selftest(done, seconds, jobs) if seed is None else _clean_runs(done, seconds, jobs, seed)
+    framed = _framed(part, "\n".join(body) + "\n").rstrip("\n")
+    text = _place(part).sub(lambda _: framed, read(page, seed))
     try:
-        text = page.read_text("utf-8") if page.exists() else _EMPTY + "".join(_framed(name, "") for name in PARTS)
-        place = re.compile(re.escape(_opening(part)) + r".*?" + re.escape(_closing(part)), re.S)
-        if not place.search(text):
-            raise UserError(f"--write {page}: no line {_opening(part).strip()} in it; name a page this command made")
-        framed = _framed(part, "\n".join(body) + "\n").rstrip("\n")
-        page.write_text(place.sub(lambda _: framed, text), "utf-8")
+        page.write_text(text, "utf-8")
     except OSError as error:
         raise UserError(f"--write {page}: {error.strerror or error}") from error
+
+
+def read(page: Path, seed: int | None) -> str:
+    """The page as it is, a new one where there is none; asked before the work, which takes minutes.
+
+    Raises:
+        UserError: it cannot be read, or has no place for this part.
+    """
+    part = _part(seed)
+    try:
+        if not page.exists() and not page.parent.is_dir():
+            raise UserError(f"--write {page}: no folder {page.parent}")
+        text = page.read_text("utf-8") if page.exists() else _EMPTY + "".join(_framed(name, "") for name in PARTS)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--write {page}: {getattr(error, 'strerror', None) or 'cannot be read'}") from error
+    if not _place(part).search(text):
+        raise UserError(f"--write {page}: no line {_opening(part).strip()} in it; name a page this command made")
+    return text
+
+
+def _part(seed: int | None) -> str:
+    return "selftest" if seed is None else "clean runs"
+
+
+def _place(part: str) -> re.Pattern[str]:
+    return re.compile(re.escape(_opening(part)) + r".*?" + re.escape(_closing(part)), re.S)
 
 
 def faults_on(text: str) -> list[str]:

@@ -145,6 +145,16 @@ def test_a_fault_s_headline_is_printed_and_said_to_be_right(process) -> None:
     assert (said["ok"], trial["result"], trial["seen"]["QUE002"]["verdict"]) == (True, "caught", "fail")
 
 
+def test_a_page_that_cannot_be_written_is_said_before_the_work(command, tmp_path: Path) -> None:
+    """A whole selftest takes minutes: a folder that is not there, or a page of somebody else's, ends it at once."""
+    nowhere, other = tmp_path / "no" / "page.md", tmp_path / "page.md"
+    other.write_text("# Mine\n")
+    for page, said in ((nowhere, "no folder"), (other, "name a page this command made")):
+        done = command("selftest", "--write", page)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert said in done.stderr
+
+
 @pytest.mark.slow
 def test_ctrl_c_ends_it_and_its_workers() -> None:
     """Exit 130 while workers start, nothing on stderr, and no worker is left."""
