@@ -151,8 +151,8 @@ def test_a_page_that_cannot_be_written_is_said_before_the_work(command, tmp_path
     other.write_text("# Mine\n")
     for page, said in ((nowhere, "no folder"), (other, "name a page this command made")):
         done = command("selftest", "--write", page)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert said in done.stderr
+        assert (done.code, done.out) == (2, "")
+        assert said in done.err
 
 
 @pytest.mark.slow
