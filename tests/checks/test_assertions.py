@@ -27,10 +27,11 @@ Rows = list[synthetic.Row]
 
 @pytest.fixture(scope="module")
 def culprit() -> str:
-    """The trajectory at fault in BAD."""
-    (violation,) = lineage.check(BAD, select=["MSK002"]).verdict("MSK002").violations
-    assert violation.key is not None
-    return violation.key
+    """The first trajectory at fault in BAD."""
+    first = lineage.check(BAD, select=["MSK002"]).verdict("MSK002").first
+    assert first is not None
+    assert first.key is not None
+    return first.key
 
 
 def failure(trace: Any, **options: Any) -> list[str]:
@@ -135,8 +136,9 @@ def test_a_fault_is_caught_where_it_was_made(culprit: str) -> None:
     """By any part of its place; what is given back are the violations there."""
     (found,) = assert_violates(BAD, "msk002", stage="update_actor", field="log_probs", key=culprit, step=2)
     assert (found.global_steps, found.stage, found.field, found.key) == (2, "update_actor", "log_probs", culprit)
-    assert assert_violates(BAD, "MSK002") == (found,)
-    assert assert_violates(lineage.check(BAD, select="MSK002"), "MSK002", step=2) == (found,)
+    every = assert_violates(BAD, "MSK002")
+    assert found in every
+    assert assert_violates(lineage.check(BAD, select="MSK002"), "MSK002", step=2) == every
 
 
 @pytest.mark.parametrize("place", [{"stage": "rollout"}, {"field": "values"}, {"key": "u_0_0"}, {"step": 1}])
@@ -145,7 +147,7 @@ def test_a_fault_elsewhere_is_not_the_one_looked_for(place: dict[str, Any], culp
     with pytest.raises(AssertionError) as caught:
         assert_violates(BAD, "MSK002", **place)
     ((name, value),) = place.items()
-    assert str(caught.value).splitlines() == [
+    assert str(caught.value).splitlines()[:2] == [
         f"MSK002 is not violated at {name} {value}, but elsewhere:",
         f"  step 2, stage update_actor, field log_probs, key {culprit}",
     ]

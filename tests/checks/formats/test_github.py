@@ -63,7 +63,7 @@ def test_a_bad_trace_has_one_error_with_the_headline(judged):
     assert command.properties["line"] == "1"
     lines = command.data.split("\n")
     assert f"expected  {judged['bad'].headline.violation.expected}" in lines
-    assert lines[-1] == "1 violation in all"
+    assert lines[-1] == f"{judged['bad'].verdict('MSK002').errors} violations in all"
     assert render([judged["bad"]]).startswith(title)
 
 
