@@ -37,6 +37,7 @@ from lineage.recorder import Recorder
 from lineage.run import RunInfo
 
 SAMPLES = Path(lineage.__file__).parent / "traces" / "samples"
+ONE_A_FAMILY = {path.stem[:3]: path for path in sorted((SAMPLES / "bad").glob("*.parquet"))}
 QUICK = ("QUE003",)  # of the others each is slow: CI runs them all
 Rows = list[synthetic.Row]
 Write = Callable[..., Path]
@@ -87,11 +88,13 @@ def without_counts(lines: list[str]) -> list[str]:
 
 
 def compare(path: Path) -> None:
-    """The first step that raises, and what it says, are the headline of the whole trace."""
+    """The first step that raises, and what it says, are the headline of the whole trace; warnings stop nobody."""
     report = lineage.check(path)
-    assert report.headline is not None
-    step, code = report.headline.violation.global_steps, report.headline.invariant.code
     error = play(path, checker(path))
+    if report.headline is None:  # of a code that only warns
+        assert error is None
+        return
+    step, code = report.headline.violation.global_steps, report.headline.invariant.code
     assert error is not None
     assert error.global_steps == (1 if step == 0 and code in SETTLED_LATER else step)
     said, expected = error.headline.splitlines(), list(headline_lines(report.headline, report.name))
@@ -108,7 +111,7 @@ def test_a_fault_is_raised_where_the_check_says_it_happened(code: str, rows: Row
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", sorted((SAMPLES / "bad").glob("*.parquet")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", ONE_A_FAMILY.values(), ids=lambda path: path.stem)
 def test_a_bad_sample_is_raised_where_the_check_says_it_happened(path: Path) -> None:
     """The same of the recorded runs that ship with the checker."""
     compare(path)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,6 +21,7 @@ from make_samples import SAMPLES, path_of, shrink  # noqa: E402
 
 from lineage.checks import Kind, check  # noqa: E402
 from lineage.checks.catalogue import catalogue  # noqa: E402
+from lineage.cli.together import TOGETHER, Place, judged_together  # noqa: E402
 from lineage.schema import COLUMNS  # noqa: E402
 from lineage.traces import TraceError, open_trace  # noqa: E402
 from lineage.trainer.faults.lab import record  # noqa: E402
@@ -25,9 +29,19 @@ from lineage.trainer.faults.registry import Fault, find_fault  # noqa: E402
 
 CODES = [one.code for one in catalogue()]
 PADDED = ("PAD001", "PAD002", "BAT001", "KEY003")
-QUICK = ("KEY002", "MSK002", "TOK001")  # of the others each is slow: CI runs them all
+QUICK = ("KEY002", "MSK002", "TOK001")
 FILES = [path_of(None), *map(path_of, CODES)]
 MACHINE_PATH = re.compile(r"""(?:^|[\s"'=:(])(?:/(?:home|root|tmp|work|usr|opt|var|mnt|private|Users)/|[A-Z]:\\)""")
+
+
+def dozens() -> Iterator[list[str]]:
+    """A dozen codes at a time, of samples that can be judged together: they follow one profile."""
+    alike: dict[str, list[str]] = {}
+    for code in CODES:
+        run = json.loads(pq.read_metadata(path_of(code)).metadata[b"lineage.run"])
+        alike.setdefault(run["profile"], []).append(code)
+    for codes in alike.values():
+        yield from (codes[at : at + TOGETHER] for at in range(0, len(codes), TOGETHER))
 
 
 def made_with(code: str) -> Fault:
@@ -50,22 +64,29 @@ def test_the_good_sample_is_clean():
     assert (report.exit_code, report.state, report.steps) == (0, "", 2)
 
 
-@pytest.mark.parametrize(
-    "code", [code if code in QUICK else pytest.param(code, marks=pytest.mark.slow) for code in CODES]
-)
+@pytest.mark.parametrize("code", QUICK)
 def test_a_bad_sample_is_blamed_on_its_fault(code):
-    """The report leads with the fault's code, in the stage and the step where the fault was made; or it only warns."""
+    """The report leads with the fault's code, in the stage and the step where the fault was made."""
     fault = made_with(code)
     report = check(path_of(code))
-    verdicts = {verdict.code: verdict for verdict in report.verdicts}
-    assert verdicts[code].errors or verdicts[code].warnings
-    violation = verdicts[fault.code].first if report.headline is None else report.headline.violation
-    assert violation is not None
+    assert report.headline is not None
+    violation = report.headline.violation
+    assert report.headline.invariant.code == fault.code == code
     assert (violation.stage, violation.global_steps) == (fault.stage, fault.step)
     assert violation.expected != violation.actual
-    assert (report.exit_code, report.state) == (0 if report.headline is None else 1, "")
-    if report.headline is not None:
-        assert report.headline.invariant.code == fault.code
+    assert (report.exit_code, report.state) == (1, "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("codes", list(dozens()), ids="-".join)
+def test_every_bad_sample_is_blamed_on_its_fault(codes, tmp_path):
+    """The same of all of them, a dozen at once; of a code that only warns its warning is where the fault was made."""
+    for code in codes:
+        shutil.copy(path_of(code), tmp_path)
+    found = judged_together(tmp_path, codes)
+    blamed = {code: one.blamed or next(one for one in one.warned if one.code == code) for code, one in found.items()}
+    faults = map(made_with, codes)
+    assert blamed == {code: Place(one.code, one.stage, one.step) for code, one in zip(codes, faults, strict=True)}
 
 
 @pytest.mark.parametrize("code", CODES)
