@@ -139,3 +139,15 @@ def test_groups_that_teach_nothing_are_pointed_at(rows, write):
     assert (str(verdict.kind), verdict.warnings) == ("pass", 1)
     assert verdict.first is not None
     assert (verdict.first.key, verdict.first.actual) == ("builtin/add", "12 of 12 groups")
+
+
+@pytest.mark.parametrize(("metric", "kind"), [("reward", "fail"), ("seq_final_reward", "vacuous")])
+def test_groups_are_filtered_by_the_metric_that_is_named(rows, tmp_path, metric, kind):
+    """Only ``reward`` is the score: of any other metric the trace does not say what the groups had of it."""
+    equal_scores(rows)
+    config = {"algorithm": {"filter_groups": {"enable": True, "metric": metric}}}
+    rows = [row for row in rows if row.scalars["global_steps"] == 2]  # too few groups for a share of them
+    table = synthetic.to_table(rows).replace_schema_metadata(synthetic.metadata(config))
+    pq.write_table(table, tmp_path / "trace.parquet")
+    (verdict,) = check(tmp_path / "trace.parquet", select=["REW004"]).verdicts
+    assert str(verdict.kind) == kind

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+
 import numpy as np
 import pytest
 from faults import FAULTS, change, pick
 
 from lineage.checks import Kind, check
+from lineage.checks.catalogue import FOLDER, catalogue
+from lineage.checks.cells import CELLS
 from lineage.fingerprint import fingerprint_strings
 
 
@@ -123,3 +128,10 @@ def test_the_data_parallel_size_follows_from_the_backend(topology, reported, cod
         row.scalars.pop("map_attrs", None)
     rows[0].scalars["topology"] = topology | {"reported_dp": reported, "rollout_tp": 1}
     assert check(write(rows), select=["TOP001"]).exit_code == code
+
+
+def test_temporary_tables_have_names_of_their_own():
+    """All codes run on one connection: a table of one is no other's, and hides none that all of them ask."""
+    names = [name for one in catalogue() for name in re.findall(r"temp table (\w+)", one.sql)]
+    shared = [*CELLS, *re.findall(r"temp table (\w+)", (FOLDER.parent / "tables.sql").read_text("utf-8"))]
+    assert [name for name, count in Counter([*names, *shared]).items() if count > 1] == []

@@ -67,7 +67,7 @@ def test_older_weights_are_other_log_probs(judge: Callable[..., Verdict]) -> Non
     far = compared([8.0, 8.0], [4, 4])
     far.scalars["global_steps"] = 5
     assert judge("LGP002", [far]).kind is Kind.FAIL
-    assert judge("LGP002", [stale, far]).kind is Kind.PASS
+    assert judge("LGP002", [stale, far]).kind is Kind.VACUOUS
 
 
 @pytest.mark.parametrize(("other", "kind"), [(0.1, Kind.FAIL), (0.99, Kind.PASS)])
@@ -134,3 +134,39 @@ def test_an_anchor_nobody_declares_has_some_author(
         row("update_actor", "forward", "log_probs", fingerprint=[8, 9], weights={"phase": "actor"}, **said),
     ]
     assert judge("LGP004", rows).kind is kind
+
+
+def test_what_validation_leaves_out_is_no_matter_of_training(judge: Callable[..., Verdict]) -> None:
+    """Greedy or cut validation draws do not excuse the training batch; pairs of a cut support are not examined."""
+    near = compared([0.0, 0.0], [4, 4])
+    cut = drawn(top_p=0.9)
+    assert judge("LGP002", [cut, near]).kind is Kind.VACUOUS
+    cut.scalars["partition"] = "val"
+    assert judge("LGP002", [cut, near]).examined == 2
+    assert judge("LGP002", [cut, compared([8.0, 8.0], [4, 4])]).kind is Kind.FAIL
+
+
+@pytest.mark.parametrize(
+    ("lr", "gradient", "kind"), [(1e-3, 1.0, Kind.FAIL), (1e-9, 1.0, Kind.PASS), (1e-3, 0.0, Kind.PASS)]
+)
+@pytest.mark.parametrize("by_loss", [False, True])
+def test_an_update_nobody_could_see_leaves_the_ratio_at_1(
+    judge: Callable[..., Verdict], lr: float, gradient: float, kind: Kind, by_loss: bool
+) -> None:
+    """In a warm-up the second mini-batch meets the first one's weights: log-probs and loss are those of ratio 1."""
+    optim = {"lr": lr, "grad_norm": gradient, "clip": 1.0, "skipped": False}
+    same = compared([0.0, 0.0], [4, 4], "update_actor", pair=("log_probs", "old_log_probs"), update_index=1)
+    same.lists["n_equal"] = [1, 1] if by_loss else [4, 4]
+    flat = {"mask_sum": [4, 4], "min_in": [-0.5, 0.5], "max_in": [-0.5, 0.5]}
+    up = {"mask_sum": [4, 4], "min_in": [0.5, -0.5], "max_in": [0.5, -0.5], "sum_in": [2.0, -2.0]}
+    rows = [
+        row("advantage", "forward", "advantages", span="response", **up),
+        *(
+            row("update_actor", "split", "key", update_index=at, mini_batch=at, attrs={"first_update": "0"})
+            for at in (0, 1)
+        ),
+        row("update_actor", "optim_step", "grad_norm", "metric", update_index=0, optim=optim),
+        same,
+        row("update_actor", "forward", "pg_loss", span="response", update_index=1, sum_in=[-2.0, 2.0], **flat),
+    ]
+    assert judge("LGP008", rows).kind is kind

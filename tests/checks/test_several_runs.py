@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -119,3 +120,43 @@ def test_an_odd_configuration_declares_nothing(tmp_path):
         meta = {**table.schema.metadata, META_CONFIG: json.dumps({"actor_rollout_ref.rollout.n": odd})}
         pq.write_table(table.replace_schema_metadata(meta), tmp_path / "a.parquet")
         assert failed(tmp_path) == {}
+
+
+def without(source: Path, **words: str) -> None:
+    """Take the rows with these words out of a trace."""
+    table = pq.read_table(source)
+    gone = np.ones(len(table), dtype=bool)
+    for column, word in words.items():
+        gone &= np.array([value == word for value in table[column].to_pylist()])
+    assert gone.any()
+    pq.write_table(table.filter(pa.array(~gone)), source)
+
+
+@pytest.mark.parametrize(
+    ("code", "rows"),
+    [
+        ("BAT002", [{"op": "optim_step"}]),
+        ("BAT003", [{"stage": "update_actor", "op": "forward"}]),
+        ("LOS003", [{"op": "optim_step"}]),
+        ("QUE002", [{"op": "tag"}, {"op": "produce"}]),
+        ("QUE003", [{"stage": "advantage", "op": "produce"}]),
+    ],
+)
+def test_a_run_is_not_held_to_what_another_one_records(tmp_path, code, rows):
+    """A run that does not record some kind of row says nothing of it, whoever stands beside it."""
+    for name in ("a", "b"):
+        as_run(GOOD, tmp_path / f"{name}.parquet", n=2)
+    for words in rows:
+        without(tmp_path / "b.parquet", **words)
+    verdict = check(tmp_path, select=[code]).verdict(code)
+    assert (verdict.violations, str(verdict.kind)) == ((), "pass")
+
+
+def test_the_same_key_in_two_runs_is_two_rows(tmp_path):
+    """What is wrong in one run is told once, and a reason recorded in another excuses nothing."""
+    as_run(BAD, tmp_path / "a.parquet")
+    alone = check(tmp_path / "a.parquet", select=["MSK002"]).verdict("MSK002")
+    as_run(GOOD, tmp_path / "b.parquet")
+    beside = check(tmp_path, select=["MSK002"]).verdict("MSK002")
+    assert {one.run_id for one in beside.violations} == {"a"}
+    assert (beside.errors, beside.warnings) == (alone.errors, alone.warnings)
