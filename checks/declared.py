@@ -2,7 +2,8 @@
 
 ``config``: ``run_id``, ``name``, ``value`` (text; null where the configuration says null). ``profile``: ``name``,
 ``value``. In a query, ``setting(run_id, name)`` is the text of a setting of that run, null where it is not said, and
-``said(name)`` the number of a profile.
+``said(name)`` the number of a profile; ``synchronous(run_id)`` says whether the run trains on what it has just sampled,
+as one that says nothing of it does.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ _ASKED = (
     (select any_value(c.value) from config as c where c.name = path and c.run_id = coalesce(run, ''))""",
     """create or replace temp macro said(path) as
     (select any_value(try_cast(p.value as double)) from profile as p where p.name = path)""",
+    """create or replace temp macro synchronous(run) as
+    coalesce(setting(run, 'trainer.v1.trainer_mode'), 'sync') = 'sync'""",
     """create or replace temp macro band(run) as
     (select case when count(*) > 0 and bool_and(lower(c.value) in ('fp32', 'float32', 'false'))
             then said('log_probs.float32') else said('log_probs.reduced') end
@@ -45,7 +48,7 @@ _KEPT = (
 
 
 def macros(run_ids: Sequence[str]) -> tuple[str, ...]:
-    """The statements that make ``setting``, ``said`` and ``band`` of the tables, for a trace of these runs."""
+    """The statements that make the macros over these tables, for a trace of these runs."""
     if len(run_ids) != 1:
         return _ASKED
     run = "'" + run_ids[0].replace("'", "''") + "'"

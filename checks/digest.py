@@ -186,6 +186,11 @@ def digest(
     return Digest(events, keyed, named, content, dict(zip(CELLS, cells, strict=True)), frozenset(seen))
 
 
+def run_number(run_id: str) -> int:
+    """What a run gives to the ids of its keys; rows without a run are that of no name."""
+    return hash(run_id)
+
+
 class _Group:
     """One row group: lists laid flat, signatures summed, the needed elements kept."""
 
@@ -202,7 +207,7 @@ class _Group:
         keys = distinct.to_pylist()
         # Two runs may have the same keys: a key's id is its run's as well.
         runs, which = np.unique(texts(self.table, "run_id"), return_inverse=True)
-        salts = np.fromiter(map(hash, runs.tolist()), np.int64, len(runs))
+        salts = np.fromiter(map(run_number, runs.tolist()), np.int64, len(runs))
         numbers = np.fromiter(map(hash, keys), np.int64, len(keys))
         self.ids = numbers[indices(self.key.values)] ^ np.repeat(salts[which], self.n)
         self.names = pa.table(

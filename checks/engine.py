@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -16,6 +16,7 @@ import pyarrow as pa
 from lineage.checks import slices
 from lineage.checks.blame import headline
 from lineage.checks.catalogue import Invariant
+from lineage.checks.desk import LISTED, Desk, ask_all
 from lineage.checks.digest import Digest
 from lineage.checks.own import accuse
 from lineage.checks.own import examined as own_examined
@@ -23,7 +24,7 @@ from lineage.checks.profiles import load
 from lineage.checks.report import Report
 from lineage.checks.slices import Index, facts_of
 from lineage.checks.verdict import Kind, Site, Verdict, Violation
-from lineage.checks.workbench import LISTED, Workbench
+from lineage.checks.workbench import Workbench
 from lineage.errors import first_line
 from lineage.traces import Trace, TraceError
 from lineage.traces.errors import reading
@@ -48,9 +49,13 @@ def _judged(trace: Trace, invariants: Sequence[Invariant], threads: int) -> Repo
     if len(profiles) > 1:
         raise TraceError(f"{trace.path}: its runs follow different profiles ({', '.join(profiles)}): check them apart")
     profile = load(trace.profile)
-    bench = Workbench(trace, profile, threads, whole=False)
-    whole = bool(trace.batches) or facts_of(bench.sources) <= slices.SLICE_FACTS
-    found = _whole(bench, invariants) if whole else _sliced(bench, invariants)
+    # rows in memory are shown to one connection only
+    bench = Workbench(trace, profile, threads, whole=False, places=1 if trace.batches else threads)
+    try:
+        whole = bool(trace.batches) or facts_of(bench.sources) <= slices.SLICE_FACTS
+        found = _whole(bench, invariants) if whole else _sliced(bench, invariants)
+    finally:
+        bench.close()
     return Report(
         path=trace.path,
         run_id=str(trace.source.run.get("run_id", "")),
@@ -81,18 +86,15 @@ class _Judged:
 def _whole(bench: Workbench, invariants: Sequence[Invariant]) -> _Judged:
     """Everything at once."""
     bench.lay(bench.read())
-    verdicts = []
-    for one in invariants:
-        tally = _Tally()
-        missing = _missing(bench.trace, one, bench.fields, bench.recorded)
-        if not any(missing):
-            tally.add(*_look(bench, one))
-        verdicts.append(tally.verdict(bench.trace, one, missing))
+    missing = {one.code: _missing(bench.trace, one, bench.fields, bench.recorded) for one in invariants}
+    tallies = {one.code: _Tally() for one in invariants}
+    for code, found in _look(bench, [one for one in invariants if not any(missing[one.code])]):
+        tallies[code].add(*found)
     return _Judged(
         rows=bench.number("select count(*) from digest_events"),
         facts=bench.number("select sum(n) from digest_events"),
         steps=bench.number("select count(distinct step_id) from events where global_steps > 0"),
-        verdicts=tuple(verdicts),
+        verdicts=tuple(tallies[one.code].verdict(bench.trace, one, missing[one.code]) for one in invariants),
     )
 
 
@@ -112,14 +114,12 @@ def _sliced(bench: Workbench, invariants: Sequence[Invariant]) -> _Judged:
         bench.lay(bench.read(found.chosen(part.own | part.before | part.after)), part.own)
         recorded.update(filter(bench.recorded, wanted - recorded))
         apart |= part.apart
-        for one in by_step:
-            examined, accused, seconds = _look(bench, one, always=True)
-            tallies[one.code].add(among.get(one.code, examined) - before.get(one.code, 0), accused, seconds)
+        for code, (examined, accused, seconds) in _look(bench, by_step, always=True):
+            tallies[code].add(among.get(code, examined) - before.get(code, 0), accused, seconds)
         kept.append(slices.run_tables(bench.digest, found.chosen(part.own)))
     bench.lay(slices.joined(kept))
-    for one in able:
-        if one.looks == "run":
-            tallies[one.code].add(*_look(bench, one))
+    for code, seen in _look(bench, [one for one in able if one.looks == "run"]):
+        tallies[code].add(*seen)
     verdicts = []
     for one in invariants:
         missing = _missing(bench.trace, one, found.fields, recorded.__contains__)
@@ -141,7 +141,12 @@ def _facts_beside(
     if not steps:
         return {}
     bench.lay(bench.read(found.chosen(steps)))
-    return {one.code: _asked(bench, one, partial(_examined, bench, one)) for one in invariants}
+    own = [one for one in invariants if one.origin]
+    built_in = [one for one in invariants if not one.origin]
+    counted = ask_all(bench.desks, built_in, partial(_counted, bench))
+    return dict(zip((one.code for one in built_in), counted, strict=True)) | {
+        one.code: _asked(bench, one, partial(own_examined, bench, one)) for one in own
+    }
 
 
 @dataclass
@@ -208,25 +213,37 @@ class _Found:
     sites: tuple[Site, ...] = ()
 
 
-def _look(bench: Workbench, invariant: Invariant, always: bool = False) -> tuple[int, _Found, float]:
-    """Facts examined, what was found, and the seconds it took."""
+#: facts examined, what was found, and the seconds it took
+_Seen = tuple[int, _Found, float]
+
+
+def _look(bench: Workbench, invariants: Sequence[Invariant], always: bool = False) -> Iterator[tuple[str, _Seen]]:
+    """By code, what these invariants say: those of the catalogue at all desks, a user's own one after the other."""
+    built_in = [one for one in invariants if not one.origin]
+    seen = ask_all(bench.desks, built_in, partial(_look_at, bench, always))
+    yield from zip((one.code for one in built_in), seen, strict=True)
+    for one in invariants:
+        if one.origin:
+            began = time.perf_counter()
+            examined, accused = _asked(bench, one, partial(accuse, bench, one, always))
+            yield one.code, (examined, _violations(bench, accused), time.perf_counter() - began)
+
+
+def _look_at(bench: Workbench, always: bool, desk: Desk, invariant: Invariant) -> _Seen:
     began = time.perf_counter()
 
     def look() -> tuple[int, _Found]:
-        if invariant.origin:
-            examined, accused = accuse(bench, invariant, always)
-        else:
-            examined = _examined(bench, invariant)
-            nothing = not (examined or always)
-            accused = pa.table({}) if nothing else bench.accuse(invariant.sql, invariant.severity)
-        return examined, _violations(bench, accused)
+        examined = desk.number(invariant.examines)
+        if not (examined or always):
+            return examined, _Found()
+        return examined, _violations(desk, desk.accuse(invariant.sql, invariant.severity))
 
     examined, found = _asked(bench, invariant, look)
     return examined, found, time.perf_counter() - began
 
 
-def _examined(bench: Workbench, invariant: Invariant) -> int:
-    return own_examined(bench, invariant) if invariant.origin else bench.number(invariant.examines)
+def _counted(bench: Workbench, desk: Desk, invariant: Invariant) -> int:
+    return _asked(bench, invariant, partial(desk.number, invariant.examines))
 
 
 def _asked(bench: Workbench, invariant: Invariant, ask: Callable[[], Answer]) -> Answer:
@@ -249,17 +266,17 @@ def _missing(
     return [f"column {name} (absent)" for name in absent], unrecorded
 
 
-def _violations(bench: Workbench, accused: pa.Table) -> _Found:
+def _violations(desk: Desk, accused: pa.Table) -> _Found:
     """The first violations as they are, and all of them counted."""
     found = accused.to_pylist()
     if not found:
         return _Found()
-    counted = bench.con.execute(
+    counted = desk.con.execute(
         "select stage, op, field, count(*) from violations where severity = 'error' group by all order by all"
     ).fetchall()
     return _Found(
         errors=sum(count for *_, count in counted),
-        warnings=bench.number("select count(*) from violations where severity = 'warning'"),
+        warnings=desk.number("select count(*) from violations where severity = 'warning'"),
         violations=tuple(Violation(**row) for row in found),
         sites=tuple(Site(*site) for site in counted),
     )

@@ -1,6 +1,6 @@
 -- Where each row of a complete step stands in the whole trace, in the order of events: by the process's own numbering,
 -- by clock across processes. A trace judged in slices is placed once, as a whole.
-create or replace temp table places as
+create or replace table places as
 select rid,
     dense_rank() over (order by run_id, global_steps) as step_id,
     dense_rank() over (order by run_id, coalesce(partition, '')) as scope,
@@ -8,15 +8,18 @@ select rid,
 from digest_events, (select count(distinct process) <= 1 as one from digest_events)
 where (coalesce(run_id, ''), global_steps) not in (select (run_id, step) from unseen);
 
-create or replace temp table events as
-select e.*, p.step_id, p.scope, p.ord
+create or replace table events as
+select e.*, p.step_id, p.scope, p.ord,
+    -- of the ranks that hold the same rows the first one
+    coalesce(coord.sp, 0) = 0 and coalesce(coord.tp, 0) = 0 and coalesce(coord.pp, 0) = 0 and coalesce(coord.cp, 0) = 0
+        as leads
 from digest_events as e join places as p using (rid)
 order by p.ord;
 
 -- A match without captures, then a split from the right: five times as fast as extracting the groups.
-create or replace temp table keys as
+create or replace table keys as
 select
-    id, key, uid,
+    id, key, run, uid,
     -- of its uid, and of itself where it is one; two runs may have the same uids
     case when uid is not null then hash(run, uid) end as group_id,
     hash(run, key) as prompt_id,
@@ -32,7 +35,7 @@ from (
 );
 
 -- Every trajectory with the content it was first written with.
-create or replace temp table base as
+create or replace table base as
 with whose as (
     -- What was said of a key first: a later event that mixes up its tags does not make a real row padding.
     select id, min(step_id) as step_id, coalesce(arg_min(is_padding, ord), false) as is_padding
@@ -71,7 +74,7 @@ select
     cast(seq_len_tag_sum as bigint) as seq_len_tag
 from whose left join digest_first using (id);
 
-create or replace temp table expected as
+create or replace table expected as
 select
     k,
     count(*) as n,
@@ -93,7 +96,7 @@ group by k;
 
 -- Whose tokens a trajectory is made of, as its loop said it: its turns taken together. Fingerprints are of the whole
 -- sequence (``fp``) and of the mask its turns make, the prompt's part left out (``mask_fp``).
-create or replace temp table ribbons as
+create or replace table ribbons as
 select
     id, rid, any_value(step_id) as step_id, any_value(ord) as ord,
     sum(valid_length) as seq_len,
@@ -113,7 +116,7 @@ from turn_cells
 group by id, rid;
 
 -- Every request of the engine, with the place it was for: its session, or of engines that number theirs otherwise its step.
-create or replace temp table engine_answers as
+create or replace table engine_answers as
 select
     r.rid, r.step_id, r.ord, keys."index" as number,
     case when known.group_id is null then hash(r.step_id) else hash(keys.group_id, keys.session_id) end as place,
@@ -126,7 +129,7 @@ left join request_cells as p on p.id = r.id and p.step_id = r.step_id and p.fiel
 where r.field = 'responses';
 
 -- The trajectories each step was given to train on, padding rows among them; those it began where no list says so.
-create or replace temp table given as
+create or replace table given as
 with handed as (
     select distinct step_id, id from key_cells
     where field = 'key' and partition is distinct from 'val' and ((op = 'produce' and stage = 'sample') or op = 'pad')
@@ -140,7 +143,7 @@ where b.step_id not in (select step_id from handed)
     and b.responses_rid not in (select rid from events where partition = 'val');
 
 -- The metrics of each step that follow from its rows: as logged, over real rows, and over the padding rows as well.
-create or replace temp table measured as
+create or replace table measured as
 with logged as materialized (
     select c.rid, c.step_id, c.ord, e.run_id, k.key as name, c."sum" as value
     from group_cells as c join keys as k using (id) join events as e using (rid)
@@ -321,7 +324,7 @@ where (v.step_id, printf('val-core/%s/reward/mean@%d', source, answered)) not in
 
 -- Where to point when a key itself is at fault: where its list was first written, else where it was first seen. (A
 -- scorer inside the agent loop sees a key before the queue does, but does not make it.)
-create or replace temp table firsts as
+create or replace table firsts as
 select k, entity, partition, min(late) as late, arg_min(ord, late) as ord, arg_min(rid, late) as rid
 from (
     select k, entity, partition, rid, ord, ord + case when op in ('produce', 'tag') then 0 else 1000000000000 end as late
@@ -331,11 +334,11 @@ from (
 group by k, entity, partition;
 
 -- Sessions of several outputs, with the number of the last one. (The id of a request may look like a key.)
-create or replace temp table last_outputs as
+create or replace table last_outputs as
 select group_id, session_id, max("index") as last from keys join base using (id) where "index" > 0 group by all;
 
 -- Advantages and returns as they were computed, each with its group; ``final``: of the last output of its session.
-create or replace temp table grouped as
+create or replace table grouped as
 select a.rid, a.ord, a.step_id, a.field, a.id, a.mask_sum, a.min_in, a.max_in, k.group_id, k.session_id, k."index",
     k."index" = coalesce(l.last, 0) as final, b.is_padding, b.reward
 from advantage_cells as a
@@ -344,10 +347,12 @@ join base as b using (id)
 left join last_outputs as l on l.group_id = k.group_id and l.session_id = k.session_id
 where a.stage = 'advantage' and k.group_id is not null;
 
--- What a step's estimator is declared to be, where the run says it: grpo, and whether by the group's deviation.
-create or replace temp table estimators as
+-- What a step's estimator is declared to be, where the run says it: ``grpo``, and whether by the group's deviation;
+-- ``outcome``: of one score a session.
+create or replace table estimators as
 select distinct step_id, estimator, norm in ('true', 'group') as by_std,
-    estimator = 'grpo' and norm in ('true', 'false', 'group', 'none') and aggregation <> 'normalize_then_sum' as grpo
+    estimator = 'grpo' and norm in ('true', 'false', 'group', 'none') and aggregation <> 'normalize_then_sum' as grpo,
+    estimator in ('grpo', 'grpo_passk', 'grpo_vectorized', 'rloo', 'rloo_vectorized', 'opo', 'gpg') as outcome
 from (
     select run_id, coalesce(estimator, case when scale is not null then 'grpo' end) as estimator,
         coalesce(norm, scale) as norm, coalesce(aggregation, '') as aggregation
@@ -361,3 +366,98 @@ from (
 join (select distinct run_id, step_id from events where field = 'advantages' and op = 'forward') as e
     on e.run_id is not distinct from declared.run_id
 where estimator is not null;
+
+-- The prompts of each step: how many sessions each declares, whether it ``failed`` or was left out for a reason, and
+-- whether it was ``selected`` to train on, with the row that says so.
+create or replace table prompt_groups as
+select step_id, any_value(k.prompt_id) as group_id, id, max(expected) as expected,
+    bool_or(status = 'failure' or reason is not null) as failed,
+    bool_or(stage = 'sample' and op = 'filter' and reason is null) as selected,
+    max(rid) filter (stage = 'sample' and op = 'filter') as rid
+from group_cells join keys as k using (id)
+where entity = 'prompt'
+group by step_id, id;
+
+-- Old log-probs beside the sampler's where the two are of one distribution: the actor's weights of the step, and no token
+-- left out (of a validation the sampler may leave out what it likes).
+create or replace table sampler_pairs as
+with cut_support as (
+    select distinct run_id
+    from events
+    where op = 'generate' and stage = 'rollout' and partition is distinct from 'val' and sampling is not null
+        and (sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0 or sampling.repetition_penalty <> 1
+            or (sampling.logprobs_mode like 'raw%' and sampling.temperature <> 1))
+),
+scored as (
+    select run_id, global_steps, k, ord, weights.version as version
+    from events
+    where stage = 'old_log_prob' and op = 'forward' and field = 'log_probs' and weights is not null
+),
+on_policy as (
+    select distinct e.rid, band(e.run_id) as band
+    from events as e
+    left join scored as s
+        on s.run_id is not distinct from e.run_id and s.global_steps = e.global_steps and s.k = e.k and s.ord < e.ord
+    where e.op = 'compare' and e.field = 'old_log_probs' and e.against = 'rollout_log_probs'
+        and e.partition is distinct from 'val'
+        and not exists (select 1 from cut_support as c where c.run_id is not distinct from e.run_id)
+        and coalesce(setting(e.run_id, 'actor_rollout_ref.rollout.top_p'), '1.0') in ('1', '1.0')
+        and coalesce(setting(e.run_id, 'actor_rollout_ref.rollout.top_k'), '-1') in ('0', '-1')
+        and coalesce(s.version, e.global_steps - 1) = e.global_steps - 1
+),
+aged as (
+    select c.id
+    from key_cells as c join events as e using (rid)
+    where c.max_global_steps <> e.global_steps - 1 or c.min_global_steps <> e.global_steps - 1
+)
+select p.rid, p.id, o.band, p.absdiff_sum, p.n_in, p.absdiff_sum / p.n_in as off
+from pair_cells as p join on_policy as o using (rid)
+where p.n_in > 0 and p.id not in (select id from aged);
+
+-- The optimiser steps of each batch a step trains on, as its mini-batches say it; a step may train on several batches.
+create or replace table update_batches as
+select run_id, global_steps, update_index,
+    max(coalesce(try_cast(attrs['first_update'] as bigint), 0)) as first_update,
+    max(coalesce(try_cast(attrs['trajectories'] as double), 1)) as trajectories
+from events
+where stage = 'update_actor' and op = 'split' and micro_batch is null
+group by run_id, global_steps, update_index;
+
+-- Scores that are not what the scorer gave, each with what it gave; ``moved``: the step's are all there, under other keys.
+create or replace table changed_scores as
+with scored as (
+    select rid, step_id, id, stage, "sum" as score from reward_cells
+    where field = 'rm_scores' and op = 'score' and isfinite("sum")
+),
+written as (
+    select rid, step_id, id, "sum" as actual from reward_cells
+    where field = 'rm_scores' and op = 'produce' and stage in ('rollout', 'reward') and entity = 'trajectory'
+        and isfinite("sum")
+),
+pairs as (
+    select w.rid, w.step_id, w.id, w.actual, s.score, 'as the scorer said' as detail
+    from written as w join scored as s using (step_id, id)
+    union all
+    -- an output that was not scored itself carries what its session's last output was given
+    select w.rid, w.step_id, w.id, w.actual, s.score, 'as the scorer said of the last output of the session'
+    from written as w
+    join keys as k using (id)
+    join last_outputs as l on l.group_id = k.group_id and l.session_id = k.session_id and l.last > k."index"
+    join keys as f on f.group_id = l.group_id and f.session_id = l.session_id and f."index" = l.last
+    join scored as s on s.id = f.id and s.step_id = w.step_id
+    where w.id not in (select id from reward_cells where op = 'score' and field = 'rm_scores')
+    union all
+    select s.rid, s.step_id, s.id, s.score, b."sum", 'as the scorer said beside it'
+    from scored as s join reward_cells as b using (step_id, id)
+    where s.stage = 'reward' and b.stage = 'reward' and b.field = 'score' and b.op = 'produce' and isfinite(b."sum")
+),
+changed as materialized (
+    -- a scorer says float64, the field holds float32
+    select * from pairs where abs(actual - score) > 6e-8 * abs(score) + 1e-45
+),
+steps as (
+    select step_id, list_sort(list(printf('%.6g', actual))) = list_sort(list(printf('%.6g', score))) as moved
+    from changed
+    group by step_id
+)
+select c.*, s.moved from changed as c join steps as s using (step_id);

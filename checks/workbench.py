@@ -15,60 +15,76 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 import pyarrow as pa
 
 from lineage.checks.cells import CELLS, PLACE
 from lineage.checks.declared import config_table, macros
-from lineage.checks.digest import SCALARS, Chosen, Digest, digest, opened
+from lineage.checks.desk import Desk, Shared, statements
+from lineage.checks.digest import SCALARS, Chosen, Digest, digest, opened, run_number
 from lineage.checks.profiles import Profile
 from lineage.checks.slices import Index, index, light
 from lineage.checks.slices import facts_of as facts_of_groups
 from lineage.traces.trace import Trace, facts_of
 
 _TABLES = Path(__file__).parent / "tables.sql"
-_TABLE = "create or replace temp table"
+_TABLE = "create or replace table"  # of all desks: a temporary one would be of its connection
 _WORD = re.compile(r"[a-z_]+")
-_NOBODY = pa.table({})
 _FEW_FACTS = 300_000
-#: violations of a code that are told one by one
-LISTED = 1000
+_RUNS = pa.schema([("run_id", pa.string()), ("run", pa.int64())])
+# What every estimator of a KL, summed over n tokens, lies between, of log-probs at most m apart and d apart in all.
+_KL_BOUNDS = (
+    """create or replace temp macro kl_least(kind, d, m, n) as
+    case when kind in ('kl', 'k1') then -d when kind = 'abs' then d
+        when kind in ('mse', 'k2') then d * d / (2 * n) else exp(-m) * d * d / (2 * n) end""",
+    """create or replace temp macro kl_most(kind, d, m) as
+    case when kind in ('kl', 'k1', 'abs') then d
+        when kind in ('mse', 'k2') then m * d / 2 else exp(m) * m * d / 2 end""",
+)
+_SUSPECTED = (
+    "(select s.*, r.run from stored as s join run_numbers as r on s.run_id is not distinct from r.run_id"
+    " where rid in (select rid from suspects))"
+)
+_ELEMENTS = (
+    "create or replace temp table suspects (rid bigint)",
+    f"create or replace temp view suspect_elements as {facts_of(_SUSPECTED, 'rid, run, ')}",
+)
+_NO_ELEMENTS = "create or replace table no_elements as select * from suspect_elements limit 0"
 _UNSEEN = pa.schema([("run_id", pa.string()), ("step", pa.int64())])
-# Traces whose connection has what does not depend on their rows, and statements parsed on it: it may be asked again.
+# Traces whose connection has what does not depend on their rows, or tables: it may be asked again.
 _FURNISHED: WeakSet[Trace] = WeakSet()
 _VIEWED: WeakSet[Trace] = WeakSet()
-_PARSED: WeakKeyDictionary[Trace, dict[str, Any]] = WeakKeyDictionary()
 
 
-class Workbench:
-    """The tables of one trace, or of a slice of it, in its own fenced connection.
+class Workbench(Desk):
+    """The tables of one trace, or of a slice of it; its own fenced connection is the first desk to ask them.
 
     Args:
         trace: whose.
         profile: whose conventions it follows.
         threads: to read with.
         whole: read all of it now; else :meth:`lay` says what.
+        places: how many desks there are.
 
     Attributes:
+        desks: this one first.
         sources: its row groups.
         fields: fields with at least one row in a step that is laid out.
     """
 
-    def __init__(self, trace: Trace, profile: Profile, threads: int = 2, whole: bool = True) -> None:
+    def __init__(self, trace: Trace, profile: Profile, threads: int = 2, whole: bool = True, places: int = 1) -> None:
+        super().__init__(trace.connection, Shared())
         self.trace, self.profile, self.threads = trace, profile, threads
-        self.con = trace.connection
+        self.desks: tuple[Desk, ...] = (self,)
+        self._places = places
         self.sources = opened(trace.batches or trace.source.files)
         self.fields: frozenset[str] = frozenset()
-        self._judged: frozenset[int] | None = None
         # Of few elements a table is planned faster; of many it costs more memory than it saves time.
-        small = bool(trace.batches) or facts_of_groups(self.sources) <= _FEW_FACTS
-        self._kept = "table" if small else "view"
+        self._tabled = bool(trace.batches) or facts_of_groups(self.sources) <= _FEW_FACTS
         self._placed = False
-        self._unmade: dict[str, str] = {}  # tables nobody has asked for yet
         unseen = [{"run_id": run_id, "step": step} for run_id, step in trace.source.unseen]
-        self.con.register("unseen", pa.Table.from_pylist(unseen, _UNSEEN))
+        self._unseen = pa.Table.from_pylist(unseen, _UNSEEN)
         if whole:
             self.lay(self.read())
 
@@ -79,7 +95,7 @@ class Workbench:
     def index(self) -> Index:
         """Place every row in the whole trace: what is laid out from now on are slices of it."""
         found = light(self.sources, self.threads)
-        self.con.register("digest_events", pa.concat_tables([one.rows for one in found], promote_options="permissive"))
+        self._show_rows(pa.concat_tables([one.rows for one in found], promote_options="permissive"))
         self.run(_statements()[0])
         self._placed = True
         self._furnish()
@@ -92,61 +108,76 @@ class Workbench:
             found: what was read.
             judged: ids of the steps whose violations count; all when None.
         """
-        self.digest, self._judged = found, judged
-        self.con.register("digest_events", found.events)
+        self.digest, self.shared.judged = found, judged
+        self._show_rows(found.events)
         self._furnish()  # before the tables: some of them follow what the run declares
         self._fill()
         self.fields = frozenset(self._judged_fields())
 
+    def close(self) -> None:
+        """Leave the trace with the connection it came with."""
+        for desk in self.desks[1:]:
+            desk.con.close()
+        self.desks = (self,)
+
+    def _show_rows(self, rows: pa.Table) -> None:
+        """Let ``digest_events`` be these rows, and ``run_numbers`` their runs."""
+        runs = rows["run_id"].unique().to_pylist()
+        numbers = [{"run_id": run_id, "run": run_number(run_id or "")} for run_id in runs]
+        self._rows = {
+            "digest_events": rows,
+            "run_numbers": pa.Table.from_pylist(numbers, _RUNS),
+            "unseen": self._unseen,
+        }
+        self.shared.plan({})
+        self.show(self._rows, {})
+
     def _fill(self) -> None:
         """Lay the rows out; a trace whose rows are replaced gets other ones."""
-        con, found = self.con, self.digest
-        con.register("digest_content", found.content)
-        con.register("digest_first", found.first())
-        for name, cells in found.cells.items():
-            con.register(f"digest_{name}", cells)
-        con.register("digest_names", found.names)
-        con.register("keyed", found.keyed)
+        found = self.digest
+        shown = {
+            **self._rows,
+            "digest_content": found.content,
+            "digest_first": found.first(),
+            "digest_names": found.names,
+            "keyed": found.keyed,
+            **{f"digest_{name}": cells for name, cells in found.cells.items()},
+        }
+        made = "create or replace table" if self._tabled else "create or replace temp view"
+        kept = {cells: f"{made} {cells} as {_placed(cells)}" for cells in CELLS}
+        for desk in self.desks:
+            desk.show(shown, {} if self._tabled else kept)
         places, events, *rest = _statements()
         if self.trace in _VIEWED:
-            for name in (*(CELLS if self._kept == "table" else ()), *_named_tables()):
-                con.execute(f"drop table if exists {name}")
+            for name in (*(CELLS if self._tabled else ()), *_named_tables()):
+                self.con.execute(f"drop table if exists {name}")
         for statement in (*(() if self._placed else (places,)), events):
             self.run(statement)
         _VIEWED.add(self.trace)
-        placed = {cells: f"create or replace temp {self._kept} {cells} as {_placed(cells)}" for cells in CELLS}
-        self._unmade = placed | dict(zip(_named_tables(), rest, strict=True))
+        self.shared.plan((kept if self._tabled else {}) | dict(zip(_named_tables(), rest, strict=True)))
 
     def make_all(self) -> None:
         """Make every table now: for who asks the connection itself."""
-        for statement in list(self._unmade.values()):
-            self.run(statement)
-
-    def _make(self, statement: str) -> None:
-        """The tables a statement names, and those they are made of: few codes need them all."""
-        for name in _words(statement) if self._unmade else ():
-            if name in self._unmade:
-                self.run(self._unmade.pop(name))
+        self.need((*CELLS, *_named_tables()))
 
     def _furnish(self) -> None:
         """What does not depend on the rows."""
-        if self.trace in _FURNISHED:
-            return
         runs = [name for (name,) in self.run("select distinct coalesce(run_id, '') from digest_events")]
-        # tables of DuckDB's own: every setting asked for would scan an Arrow table anew
-        declared = {"config": config_table(self.trace.source, runs), "profile": self.profile.table()}
-        for name, table in declared.items():
-            self.con.register(f"declared_{name}", table)
-            self.con.execute(f"create or replace temp table {name} as select * from declared_{name}")
-            self.con.unregister(f"declared_{name}")
-        for macro in macros(runs):
-            self.con.execute(macro)
-        self.con.execute("create or replace temp table suspects (rid bigint)")
-        chosen = facts_of("(select * from stored where rid in (select rid from suspects))", "rid, ")
-        self.con.execute(f"create or replace temp view suspect_elements as {chosen}")
-        self.con.execute("create or replace temp table no_elements as select * from suspect_elements limit 0")
-        self.show_elements(suspected=False)
-        _FURNISHED.add(self.trace)
+        furniture = (*macros(runs), *_KL_BOUNDS, *_ELEMENTS)
+        if self.trace not in _FURNISHED:
+            # tables of DuckDB's own: every setting asked for would scan an Arrow table anew
+            declared = {"config": config_table(self.trace.source, runs), "profile": self.profile.table()}
+            for name, table in declared.items():
+                self.con.register(f"declared_{name}", table)
+                self.con.execute(f"create or replace table {name} as select * from declared_{name}")
+                self.con.unregister(f"declared_{name}")
+            self.furnish((*furniture, _NO_ELEMENTS))
+            _FURNISHED.add(self.trace)
+        while len(self.desks) < self._places:
+            desk = Desk(self.con.cursor(), self.shared)
+            desk.show(self._rows, {})
+            desk.furnish(furniture)
+            self.desks += (desk,)
 
     def _judged_fields(self) -> list[str]:
         return [name for (name,) in self.run("select distinct field from events")]
@@ -158,65 +189,10 @@ class Workbench:
             return bool(values.null_count < len(values))
         return column in self.digest.seen
 
-    def accuse(self, sql: str, severity: str = "error") -> pa.Table:
-        """Run an invariant: its last statement names violations, those before it may fill ``suspects``.
-
-        The rows of suspects are read from the file only when there are any, and violations are described only when
-        there are any: a clean trace costs neither.
-
-        Returns:
-            The first thousand, each with its event; all of them are then in the table ``violations``.
-        """
-        *before, last = statements(sql)
-        for statement in before:
-            self.run(statement)
-        suspected = any("suspects" in one for one in before) and self.number("select count(*) from suspects") > 0
-        if suspected:
-            self.show_elements()
-        try:
-            if not self.run(f"select 1 from ({last.rstrip(';')}) limit 1"):
-                return _NOBODY
-            return self.named(f"({last.rstrip(';')})", severity)
-        finally:
-            if suspected:
-                self.con.execute("delete from suspects")
-                self.show_elements(suspected=False)
-
-    def named(self, findings: str, severity: str) -> pa.Table:
-        """Fill ``violations`` from a relation of findings; return the first thousand in order."""
-        own = "" if self._judged is None else f" where e.step_id in ({', '.join(map(str, sorted(self._judged)))})"
-        self.con.execute(f"create or replace temp table violations as {_named(findings, severity)}{own}")
-        first = f"select * from violations order by ord, key nulls last, expected, actual limit {LISTED}"
-        return self.con.sql(first).to_arrow_table()
-
-    def show_elements(self, suspected: bool = True) -> None:
-        """Let ``elements`` be those of the suspects, or none."""
-        # of none, the planner leaves out what hangs on them
-        source = f"select * from {'suspect_elements' if suspected else 'no_elements where false'}"
-        self.con.execute(f"create or replace temp view elements as {source}")
-
-    def number(self, query: str) -> int:
-        """A single number."""
-        rows = self.run(query)
-        return int(rows[0][0] or 0) if rows else 0
-
-    def run(self, statement: str) -> list[tuple[Any, ...]]:
-        """Rows of one statement, read to the end; parsed once however often it is run on this connection."""
-        self._make(statement)
-        parsed = _PARSED.setdefault(self.trace, {})
-        if statement not in parsed:
-            (parsed[statement],) = self.con.extract_statements(statement)
-        return list(self.con.execute(parsed[statement]).fetchall())
-
 
 @cache
 def _statements() -> tuple[str, ...]:
-    return tuple(statements(_TABLES.read_text("utf-8")))
-
-
-@cache
-def _words(statement: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(_WORD.findall(statement)))
+    return statements(_TABLES.read_text("utf-8"))
 
 
 @cache
@@ -229,23 +205,3 @@ def _placed(cells: str) -> str:
     """A query for elements, each with the scalars of its row."""
     place = ", ".join(f"e.{name}" for name in PLACE)
     return f"select c.*, {place} from digest_{cells} as c join events as e using (rid)"
-
-
-def statements(sql: str) -> list[str]:
-    """Statements of a file, without its comments; each ends with a semicolon at the end of a line, the last may not."""
-    lines = [line for line in sql.splitlines() if not line.lstrip().startswith("--")]
-    return [part.strip() for part in "\n".join(lines).split(";\n") if part.strip().rstrip(";")]
-
-
-def _named(findings: str, severity: str) -> str:
-    """Complete each violation with the event it happened in."""
-    return f"""
-        select e.run_id, e.global_steps, e.seq, e.process, e.stage, e.op, e.field, v.key, v.expected, v.actual,
-            v.detail, coalesce(v.severity, '{severity}') as severity, e.ord
-        from (
-            select rid, cast(key as varchar) as key, cast(expected as varchar) as expected,
-                cast(actual as varchar) as actual, cast(detail as varchar) as detail,
-                cast(severity as varchar) as severity
-            from {findings}
-        ) as v join events as e using (rid)
-    """

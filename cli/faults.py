@@ -45,24 +45,26 @@ def faults_command(
 
         wanted = get(code).code
         chosen = [fault for fault in chosen if fault.code == wanted]
+    counted = reports
     if family is not None:
         known = _family(family, reports.values())
         chosen = [fault for fault in chosen if known in _families(fault, reports)]
+        counted = {name: one for name, one in reports.items() if one.family == known}
     if as_json:
-        left_out = [one for one in reports.values() if one.without]
+        left_out = [one for one in counted.values() if one.without]
         print_json(
             {
                 "faults": [_said(fault, reports) for fault in chosen],
                 "left_out": [
                     {name: getattr(one, name) for name in ("id", "family", "reference", "without")} for one in left_out
                 ],
-                "counts": _counts(chosen, reports),
+                "counts": _counts(chosen, counted),
             }
         )
         return
     body = [(one.name, one.code, one.stage, one.says, " ".join(one.reports)) for one in chosen]
     print_table(("fault", "code", "stage", "what goes wrong", "reports"), body, wrapped=("what goes wrong", "reports"))
-    counts = _counts(chosen, reports)
+    counts = _counts(chosen, counted)
     typer.echo(
         f"\n{counts['faults']} faults, {counts['codes']} codes; {counts['families']} families of public reports, "
         f"{counts['reports']} reports stood for, {counts['left_out']} of {counts['known']} left out with a reason"

@@ -38,10 +38,20 @@ def selftest_command(
     ] = None,
     matrix: Annotated[bool, typer.Option("--matrix", help="Faults only; print which codes fail on which.")] = False,
     clean_runs: Annotated[
-        int, typer.Option("--clean-runs", metavar="N", min=0, help="So many random clean configurations alone.")
-    ] = 0,
-    seed: Annotated[int, typer.Option("--seed", help="Of the random configurations.")] = 0,
-    laws: Annotated[bool, typer.Option("--laws/--no-laws", help="Try the laws that need a replay as well.")] = True,
+        int | None,
+        typer.Option(
+            "--clean-runs",
+            metavar="N",
+            min=1,
+            help="So many random clean configurations alone.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of the random configurations.", show_default="0")] = None,
+    laws: Annotated[
+        bool | None,
+        typer.Option("--laws/--no-laws", help="Try the laws that need a replay as well.", show_default="laws"),
+    ] = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", min=1, help="Worker processes.")] = 2,
     keep: Annotated[Path | None, typer.Option("--keep", metavar="DIR", help="Keep the traces there.")] = None,
     page: Annotated[
@@ -52,21 +62,27 @@ def selftest_command(
     """Try the catalogue on the tiny model: clean configurations, every fault, the laws that need a replay.
 
     Each is a small run of its own, recorded and judged by every code. Exits 1 when a fault is missed or blamed on
-    another code, stage or step, when a clean configuration is not clean, or when a law is broken. --fault and --code
-    may be repeated.
+    another code, stage or step, when a clean configuration is not clean (a warning is enough), or when a law is
+    broken. --fault and --code may be repeated.
     """
     need_train_extra("selftest")
     if sum(map(bool, (faults or codes, matrix, clean_runs))) > 1:
         raise UserError("of --fault or --code, --matrix and --clean-runs only one can be meant")
+    if seed is not None and clean_runs is None:
+        raise UserError("--seed is that of random configurations: give --clean-runs N as well, or leave it out")
+    if laws is not None and (faults or codes or matrix or clean_runs):
+        said_laws = "--laws" if laws else "--no-laws"
+        raise UserError(f"{said_laws} is for a whole selftest: leave --fault, --code, --matrix, --clean-runs out")
     if page is not None and (faults or codes or matrix):
         raise UserError(
             "--write takes what a whole selftest finds, or --clean-runs: leave --fault, --code, --matrix out"
         )
+    runs_seed = None if clean_runs is None else seed or 0
     if page is not None:
-        selftest_page.read(page, seed if clean_runs else None)
+        selftest_page.read(page, runs_seed)
     if keep is not None:
         _make(keep)
-    trials = _trials(faults or (), codes or (), matrix, clean_runs, seed, laws)
+    trials = _trials(faults or (), codes or (), matrix, clean_runs or 0, runs_seed, laws is not False)
     began = time.perf_counter()
     done = _run(trials, jobs, keep)
     seconds = time.perf_counter() - began
@@ -79,12 +95,12 @@ def selftest_command(
         for line in selftest_text.lines(done, seconds, jobs, each=bool(faults), matrix=matrix):
             typer.echo(line)
     if page is not None:  # last: what was found is said whatever becomes of the page
-        selftest_page.write(page, done, seconds, jobs, seed if clean_runs else None)
+        selftest_page.write(page, done, seconds, jobs, runs_seed)
     raise typer.Exit(ExitCode.VIOLATIONS if failed else ExitCode.PASS)
 
 
 def _trials(
-    names: Sequence[str], codes: Sequence[str], matrix: bool, clean_runs: int, seed: int, laws: bool
+    names: Sequence[str], codes: Sequence[str], matrix: bool, clean_runs: int, seed: int | None, laws: bool
 ) -> list[Trial]:
     """What is asked for: faults first, so that clean runs show what a fault left behind in a worker."""
     from lineage.checks.catalogue import get

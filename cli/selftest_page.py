@@ -17,8 +17,10 @@ PARTS = {"selftest": "made by lineage selftest --write", "clean runs": "made by 
 _EMPTY = """# What the selftest found
 
 `lineage selftest` records a small run for every fault of `lineage faults` and for every clean configuration, and judges
-each by the whole catalogue. This page is what it found, as it wrote it. A code that catches no fault alone says in its
-header which code it backs up, and why it stays.
+each by the whole catalogue. This page is what it found, as it wrote it. A configuration is clean when nothing fails and
+nothing warns; of a rejection MSK002 may, as it makes two masks of one. A fault that only warnings tell of is caught if
+the same run without it is silent of its code. A code that catches no fault alone says in its header which code it backs
+up, and why it stays.
 
 """
 

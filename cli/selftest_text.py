@@ -52,7 +52,7 @@ def offence(one: Outcome) -> str:
 
 
 def matrix_lines(done: Iterable[Outcome]) -> Iterator[str]:
-    """A line a fault, by the code it must be caught by: what else fails on it; then the codes nothing else covers."""
+    """A line a fault, by the code it must be caught by: what else fails on it."""
     faults = [one for one in done if one.wanted is not None]
     width = max((len(one.trial.name) for one in faults), default=0)
     for one in faults:
@@ -60,7 +60,6 @@ def matrix_lines(done: Iterable[Outcome]) -> Iterator[str]:
         led = one.wanted.code if one.wanted is not None else ""
         mark = led if led in one.failed else f"({led})"
         yield f"{mark:<8}  {one.trial.name:<{width}}  {'only this code' if not also else 'also ' + ' '.join(also)}"
-    yield ""
 
 
 def only_by(done: Iterable[Outcome]) -> dict[str, list[str]]:

@@ -50,7 +50,7 @@ class Judgement:
 
     Attributes:
         blamed: the headline's place; None where nothing failed.
-        warned: the first warning of each code that warns.
+        warned: the first warning of each code that warns, in the order of the events.
         seen: by code.
         clean: the run is complete and nothing failed.
     """
@@ -63,7 +63,7 @@ class Judgement:
 
 def judgement(report: Report) -> Judgement:
     """Of a report on one run."""
-    return _judgement(report, report.verdicts, clean=not report.exit_code)
+    return _judgement(report, report.verdicts, complete=not report.exit_code)
 
 
 def judged_together(folder: Path, run_ids: Sequence[str]) -> dict[str, Judgement]:
@@ -79,15 +79,15 @@ def judged_together(folder: Path, run_ids: Sequence[str]) -> dict[str, Judgement
     return {run_id: _judgement(report, [_of_run(one, run_id) for one in report.verdicts]) for run_id in run_ids}
 
 
-def judged(path: Path) -> Report:
-    """The report of the whole catalogue, of nothing else and by no settings of the folder it is asked in."""
-    from lineage.checks.catalogue import catalogue
+def judged(path: Path, codes: Sequence[str] = ()) -> Report:
+    """The report of the whole catalogue, or of these codes, and by no settings of the folder it is asked in."""
+    from lineage.checks.catalogue import catalogue, select
     from lineage.checks.gate import Gate
     from lineage.checks.policy import Policy
     from lineage.traces import open_trace
 
     with open_trace(path, threads=1, views=False) as trace:
-        return Gate(catalogue(), Policy()).judge(trace, threads=1)
+        return Gate(select(codes, known=catalogue()), Policy()).judge(trace, threads=1)
 
 
 def _of_run(verdict: Verdict, run_id: str) -> Verdict:
@@ -99,15 +99,18 @@ def _of_run(verdict: Verdict, run_id: str) -> Verdict:
     return replace(verdict, kind=kind, errors=errors, warnings=len(mine) - errors, violations=mine)
 
 
-def _judgement(report: Report, verdicts: Sequence[Verdict], clean: bool | None = None) -> Judgement:
+def _judgement(report: Report, verdicts: Sequence[Verdict], complete: bool = True) -> Judgement:
     from lineage.checks.blame import headline
 
     head = headline(verdicts, report.invariants)
     blamed = None if head is None else Place(head.invariant.code, head.violation.stage, head.violation.global_steps)
-    firsts = {one.code: next((said for said in one.violations if said.severity != "error"), None) for one in verdicts}
+    warnings = (
+        (one.code, next((said for said in one.violations if said.severity != "error"), None)) for one in verdicts
+    )
+    firsts = sorted(((code, said) for code, said in warnings if said is not None), key=lambda first: first[1].ord)
     return Judgement(
         blamed,
-        tuple(Place(code, said.stage, said.global_steps) for code, said in firsts.items() if said is not None),
+        tuple(Place(code, said.stage, said.global_steps) for code, said in firsts),
         {one.code: Seen(one.kind.value, one.examined, one.errors, one.warnings) for one in verdicts},
-        head is None if clean is None else clean,
+        complete and head is None,
     )

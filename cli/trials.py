@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from lineage.trainer.faults.registry import Fault
 
 _TIME_LIMIT = 300  # seconds of one trial; it takes three
+# Warnings that are true of a clean run, by code: the setting that brings them. A rejection as verl makes it rewrites
+# response_mask and divides by the tokens of loss_mask as before, which is what MSK002 warns of.
+_TRUE_WARNINGS = {"MSK002": "algorithm.rollout_correction.rollout_rs"}
 
 
 class Kind(StrEnum):
@@ -82,9 +85,10 @@ class Outcome:
         trial: what was tried.
         result: what became of it.
         wanted: what a fault must be blamed on.
-        blamed: the headline's place; where nothing failed, that of the warning that was wanted.
-        headline: the headline as ``lineage check`` prints it, a line each.
-        seen: what every code said; of a run in two halves, of the second.
+        blamed: the headline's place; where nothing failed, that of the warning that was wanted, of a clean run that of
+            its first warning.
+        headline: what ``lineage check`` prints of it, a line each.
+        seen: what every code said; of a run in two halves, of the first that is not clean, or the second.
         error: why it crashed, or how a law is broken, in a line.
         record_seconds, check_seconds: time it took.
     """
@@ -207,7 +211,7 @@ def attempt_together(trials: Sequence[Trial], folder: Path, keep: bool = False) 
         each = (time.perf_counter() - began) / len(trials)
         for trial in trials:
             if _stem(trial) in found:
-                done[trial] = _outcome(trial, found[_stem(trial)], seconds[trial], each)
+                done[trial] = _unlike_its_twin(_outcome(trial, found[_stem(trial)], seconds[trial], each), Path(name))
             if trial not in done or not (done[trial].result.good or done[trial].error):
                 done[trial] = attempt(trial, Path(name), keep=True)
         if keep:
@@ -237,25 +241,58 @@ def attempt(trial: Trial, folder: Path, keep: bool = False) -> Outcome:
         _wait_no_longer()
         for path in () if keep else paths:
             path.unlink(missing_ok=True)
-    report = next((one for one in reports if one.exit_code), reports[-1])
-    done = _outcome(trial, judgement(report), recorded - began, time.perf_counter() - recorded)
-    return replace(done, headline=_headline(report))
+    found = [(one, judgement(one)) for one in reports]
+    report, said_of_it = next((pair for pair in found if not _clean(trial, pair[1])), found[-1])
+    done = _outcome(trial, said_of_it, recorded - began, time.perf_counter() - recorded)
+    return _unlike_its_twin(replace(done, headline=_headline(report, done.blamed)), folder)
+
+
+def _unlike_its_twin(done: Outcome, folder: Path) -> Outcome:
+    """A fault that only warnings tell of is caught by them if the same run without it is silent of this code."""
+    fault = _fault(done.trial)
+    if fault is None or done.result is not Result.CAUGHT or done.failed:
+        return done
+    from lineage.trainer.faults.lab import record
+
+    began = time.perf_counter()
+    twin = folder / f"{_stem(done.trial)}-twin.parquet"
+    try:
+        _wait_no_longer(_TIME_LIMIT)
+        report = judged(record(twin, replace(fault, seams=None, edit=None)), [fault.code])
+    except Exception as error:
+        return _crashed(done.trial, error, began)
+    finally:
+        _wait_no_longer()
+        twin.unlink(missing_ok=True)
+    if not report.verdict(fault.code).violations:
+        return done
+    return replace(done, result=Result.MISSED, error=f"{fault.code} says as much of the run without this fault")
 
 
 def _outcome(trial: Trial, found: Judgement, record_seconds: float, check_seconds: float) -> Outcome:
     wanted = _wanted(trial)
-    blamed = found.blamed
-    if blamed is None and wanted in found.warned:  # of a code that only warns there is no headline
-        blamed = wanted
+    warned = _alarms(trial, found) if wanted is None else [one for one in found.warned if one == wanted]
+    blamed = found.blamed or next(iter(warned), None)  # of a code that only warns there is no headline
     return Outcome(
         trial,
-        _result(wanted, blamed, found.clean),
+        _result(wanted, blamed, _clean(trial, found)),
         wanted,
         blamed,
         seen=found.seen,
         record_seconds=record_seconds,
         check_seconds=check_seconds,
     )
+
+
+def _clean(trial: Trial, found: Judgement) -> bool:
+    """What a clean run must be: complete, nothing fails and nothing warns."""
+    return found.clean and not _alarms(trial, found)
+
+
+def _alarms(trial: Trial, found: Judgement) -> list[Place]:
+    """Warnings that are not true of the configuration."""
+    said = {line.lstrip("+").partition("=")[0] for line in trial.overrides}
+    return [one for one in found.warned if _TRUE_WARNINGS.get(one.code) not in said]
 
 
 def _crashed(trial: Trial, error: Exception, began: float) -> Outcome:
@@ -289,12 +326,12 @@ def _stem(trial: Trial) -> str:
     return f"{trial.kind}-{trial.name}".replace(" ", "-")
 
 
-def _headline(report: Report) -> tuple[str, ...]:
-    from lineage.checks.formats.text import headline_lines
+def _headline(report: Report, blamed: Place | None) -> tuple[str, ...]:
+    from lineage.checks.formats.text import failure_lines
 
-    if report.headline is None:
+    if blamed is None:
         return (report.state,) if report.state else ()
-    return tuple(headline_lines(report.headline, report.name))
+    return tuple(failure_lines(report, report.verdict(blamed.code)))
 
 
 def _result(wanted: Place | None, blamed: Place | None, clean: bool) -> Result:

@@ -7,7 +7,8 @@ given tokens ``0..i``, and the last position, which predicts nothing, holds 0. T
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -30,11 +31,13 @@ class TokenScores:
         log_probs: position ``i``: log-probability of token ``i+1``; 0 at the last position.
         entropy: position ``i``: entropy of the distribution of token ``i+1``, nats; None when not asked for.
         temperature: what the logits were divided by.
+        given: what the model was given, by field; positions of k axes are ``(batch, k, seq_len)``.
     """
 
     log_probs: Tensor
     entropy: Tensor | None
     temperature: float
+    given: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class MicroLoss:
         rows: rows of the micro-batch.
         policy_mask: ``(rows, response_len)``, 1 on the tokens of ``pg_loss``.
         per_token: of each term ``(rows, response_len)``, before its mask and its scale; without the graph, but it says
-            whether it had one.
+            whether it had one. Empty unless it was asked for.
     """
 
     terms: dict[str, Term]
@@ -103,13 +103,16 @@ class MicroLoss:
         return read, {name: next(values) for name in self.watched}
 
 
-def ppo_loss(config: Any, rows: PolicyRows, mini: MiniBatch, correction: Any = None) -> MicroLoss:
+def ppo_loss(
+    config: Any, rows: PolicyRows, mini: MiniBatch, correction: Any = None, per_token: bool = False
+) -> MicroLoss:
     """The loss of one micro-batch (verl ``ppo_loss``).
 
     Args:
         config: ``actor_rollout_ref.actor``.
         mini: the global mini-batch it is a part of.
         correction: ``algorithm.rollout_correction`` in bypass mode, else None.
+        per_token: keep what each token had.
     """
     policy = compute_policy_loss(
         rows.log_prob,
@@ -140,8 +143,9 @@ def ppo_loss(config: Any, rows: PolicyRows, mini: MiniBatch, correction: Any = N
     }
     keep = policy_mask.bool()
     sums = {name: torch.where(keep, matrix, torch.zeros_like(matrix)).sum() for name, matrix in watched.items()}
-    per_token = {name: matrix.detach().requires_grad_(matrix.requires_grad) for name, matrix in matrices.items()}
-    return MicroLoss(terms, sums, config.loss_agg_mode, len(rows.mask), policy_mask, per_token)
+    kept = matrices.items() if per_token else ()
+    tokens = {name: matrix.detach().requires_grad_(matrix.requires_grad) for name, matrix in kept}
+    return MicroLoss(terms, sums, config.loss_agg_mode, len(rows.mask), policy_mask, tokens)
 
 
 def _kept(rows: PolicyRows, correction: Any) -> Tensor:

@@ -11,7 +11,7 @@ import logging
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from lineage.trainer.optim import build_optimizer, build_schedule
 from lineage.trainer.ppo_loss import MicroLoss, MicroRead, PolicyRows, bypass_metrics, loss_metrics, ppo_loss
 from lineage.trainer.protocol import lengths_of, tokens_last
 from lineage.trainer.rng import derived_seed
-from lineage.trainer.update_rows import BACKWARD, record_micro_batch
+from lineage.trainer.update_rows import BACKWARD, MicroRows, record_given
 
 logger = logging.getLogger(__name__)
 
@@ -244,9 +244,7 @@ class TrainingWorker:
         response_lens = rows.lengths("loss_mask")
         prompt_lens = [all_ - own for all_, own in zip(rows.lengths("input_ids"), response_lens, strict=True)]
         with_entropy = bool(self.config.entropy_coeff)
-        # of a mini-batch, not of each micro-batch: a row less for each of them
-        place = {name: value for name, value in context.items() if name not in ("micro_batch", "coord")}
-        scores = _forward(self.module, rows, plan.temperature, with_entropy, self.pad_token_id, place)
+        scores = _forward(self.module, rows, plan.temperature, with_entropy, self.pad_token_id)
         entropy = scores.entropy
         inputs = PolicyRows(
             log_prob=response_windows(scores.log_probs, prompt_lens, response_lens),
@@ -257,15 +255,19 @@ class TrainingWorker:
             ref_log_prob=rows.padded("ref_log_prob") if self.config.use_kl_loss else None,
             rollout_is_weights=rows.padded("rollout_is_weights") if "rollout_is_weights" in rows.columns else None,
         )
-        loss = ppo_loss(self.config, inputs, mini, self.bypass)
-        weights = Weights(
-            plan.version + (context["update_index"] > 0), "actor", adapter=self.adapter, training=self.module.training
-        )
-        sampling = Sampling(temperature=scores.temperature)
-        record_micro_batch(rows, inputs, loss, context | {"weights": weights, "sampling": sampling})
+        tracing = hooks.recorder().tracing
+        loss = ppo_loss(self.config, inputs, mini, self.bypass, tracing)
+        traced = None
+        if tracing:
+            version = plan.version + (context["update_index"] > 0)
+            weights = Weights(version, "actor", adapter=self.adapter, training=self.module.training)
+            sampling = Sampling(temperature=scores.temperature)
+            traced = MicroRows(
+                rows, scores.given, inputs.detached(), {**context, "weights": weights, "sampling": sampling}
+            )
         value = loss.value
         value.backward()
-        return _Done(context, loss, value.detach(), None if self.bypass is None else inputs.detached())
+        return _Done(context, loss, value.detach(), None if self.bypass is None else inputs.detached(), traced)
 
     def _optimizer_step(
         self, done: Sequence[_Done], plan: UpdatePlan, mini: MiniBatch, place: Place
@@ -289,6 +291,9 @@ class TrainingWorker:
         for micro in done:
             passed.append(next(host))
             read.append(micro.loss.read(host))
+        for micro in done:
+            if micro.traced is not None:
+                micro.traced.record(micro.loss)
         for micro, value, (terms, _) in zip(done, passed, read, strict=True):
             for term in terms:
                 stage.loss(term, attrs={BACKWARD: repr(value)}, **micro.context)
@@ -313,12 +318,14 @@ class _Done:
     Attributes:
         value: what the backward pass began with.
         inputs: kept where metrics are made of it.
+        traced: kept where it is traced.
     """
 
     context: dict[str, Any]
     loss: MicroLoss
     value: Tensor
     inputs: PolicyRows | None
+    traced: MicroRows | None
 
 
 @torch.no_grad()
@@ -336,6 +343,7 @@ def infer_rows(
     log_probs: dict[int, Tensor] = {}
     entropy: dict[int, Tensor] = {}
     behind: dict[int, int] = {}
+    passes: list[tuple[SequenceRows, Mapping[str, Tensor]]] = []
     divided_by, training = None, module.training
     for rank, number, places in _inference_batches(rows.lengths("input_ids"), micro_batches, ranks):
         part = rows.select(places)
@@ -345,10 +353,14 @@ def infer_rows(
             hooks.current().split(part.keys, attrs=size, micro_batch=number, coord={"dp": rank})
         scores = _forward(module, part, temperature, with_entropy, pad_token_id)
         divided_by, training = scores.temperature, module.training
+        if hooks.recorder().tracing:
+            passes.append((part, scores.given))
         behind |= zip(places, range(len(places)), strict=True)
         log_probs |= zip(places, map(_valid, scores.log_probs, lengths), strict=True)
         if scores.entropy is not None:
             entropy |= zip(places, map(_valid, scores.entropy, lengths), strict=True)
+    for part, given in passes:  # once all are under way: a copy to the host would make each wait for the one before
+        record_given(part, given)
     order = sorted(log_probs)
     known = [entropy[row] for row in sorted(entropy)]
     return RowScores([log_probs[row] for row in order], known, [behind[row] for row in order], divided_by, training)
@@ -380,16 +392,10 @@ def _forward(
     temperature: float,
     with_entropy: bool,
     pad_token_id: int,
-    place: Mapping[str, Any] | None = None,
 ) -> TokenScores:
-    """Score rows padded to one width, and trace what the model is given; ``place`` is that of its mini-batch."""
+    """Score rows padded to one width."""
     ids, attention = rows.padded("input_ids", pad_token_id), rows.padded("attention_mask")
     positions = rows.padded("position_ids")
     by_row = positions.transpose(0, 1) if positions.dim() == 3 else positions
-    hooks.current().pad(
-        {"input_ids": ids, "attention_mask": attention, "position_ids": by_row},
-        keys=rows.keys,
-        lengths={"sequence": rows.lengths("input_ids")},
-        **(place or {}),
-    )
-    return score_tokens(module, ids, attention, positions, temperature=temperature, with_entropy=with_entropy)
+    scores = score_tokens(module, ids, attention, positions, temperature=temperature, with_entropy=with_entropy)
+    return replace(scores, given={"input_ids": ids, "attention_mask": attention, "position_ids": by_row})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,36 +21,66 @@ if TYPE_CHECKING:
 BACKWARD = "backward"
 
 
-def record_micro_batch(rows: SequenceRows, inputs: PolicyRows, loss: MicroLoss, context: dict[str, Any]) -> None:
-    """Record the forward pass of a micro-batch, and how far it is from the old log-probs.
+@dataclass(frozen=True)
+class MicroRows:
+    """A micro-batch as it is kept until the host waits for the device anyway, at the end of its mini-batch.
 
-    Before the batch's first optimiser step the log-probs are the old ones computed again; afterwards they have moved.
+    Recorded at once it would be copied to the host between its forward and its backward pass, and the device would
+    stand still meanwhile.
 
-    Args:
+    Attributes:
         rows: the micro-batch.
-        inputs: what its loss read.
-        loss: its loss.
+        given: what the model was given, padded.
+        inputs: what its loss read, without the graph.
         context: place in the update, weights and temperature.
     """
-    if not hooks.recorder().enabled:
-        return
-    stage, context = hooks.current(), {**context, "span": "response"}
-    sizes, width = rows.lengths("loss_mask"), inputs.mask.shape[1]
-    spans = [torch.arange(row * width, row * width + size) for row, size in enumerate(sizes)]
-    at = torch.cat(spans).to(inputs.mask.device)
 
-    def jagged(matrix: Tensor) -> Tensor | list[Tensor]:
-        values = matrix.detach().reshape(-1)[at].requires_grad_(matrix.requires_grad)
-        if values.device.type == "cpu":  # a nested tensor costs ten times as much; elsewhere each row would be a copy
-            return list(values.split(sizes))
-        return nested_from_values(values, torch.tensor(sizes))
+    rows: SequenceRows
+    given: Mapping[str, Tensor]
+    inputs: PolicyRows
+    context: Mapping[str, Any]
 
-    mask, seen, old = jagged(inputs.mask), jagged(inputs.log_prob.detach()), jagged(inputs.old_log_prob)
-    made = {name: jagged(matrix) for name, matrix in loss.per_token.items()}
-    rejected = loss.policy_mask is not inputs.mask
-    own = {name: made.pop(name) for name in ("pg_loss",) if rejected}
-    stage.forward({"log_probs": seen, **made}, keys=rows.keys, mask=mask, **context)
-    stage.compare("log_probs", seen, "old_log_probs", old, mask=mask, keys=rows.keys, **context)
-    if rejected:
-        kept, reasons = jagged(loss.policy_mask), rejected_rows(inputs.mask, loss.policy_mask)
-        stage.forward({"response_mask": kept, **own}, keys=rows.keys, mask=kept, columns={"reason": reasons}, **context)
+    def record(self, loss: MicroLoss) -> None:
+        """Record the forward pass, and how far it is from the old log-probs.
+
+        Before the batch's first optimiser step the log-probs are the old ones computed again; afterwards they have
+        moved.
+
+        Args:
+            loss: its loss, with what each token had.
+        """
+        # of a mini-batch, not of each micro-batch: a row less for each of them
+        place = {name: self.context[name] for name in ("ppo_epoch", "mini_batch", "update_index")}
+        record_given(self.rows, self.given, place)
+        stage, context = hooks.current(), {**self.context, "span": "response"}
+        sizes, mask = self.rows.lengths("loss_mask"), self.inputs.mask
+        width = mask.shape[1]
+        at = torch.cat([torch.arange(row * width, row * width + size) for row, size in enumerate(sizes)])
+        at = at.to(mask.device)
+
+        def jagged(matrix: Tensor) -> Tensor | list[Tensor]:
+            values = matrix.detach().reshape(-1)[at].requires_grad_(matrix.requires_grad)
+            if values.device.type == "cpu":  # a nested tensor costs ten times as much; elsewhere each row is a copy
+                return list(values.split(sizes))
+            return nested_from_values(values, torch.tensor(sizes))
+
+        kept, seen, old = jagged(mask), jagged(self.inputs.log_prob), jagged(self.inputs.old_log_prob)
+        made = {name: jagged(matrix) for name, matrix in loss.per_token.items()}
+        rejected = loss.policy_mask is not mask
+        own = {name: made.pop(name) for name in ("pg_loss",) if rejected}
+        stage.forward({"log_probs": seen, **made}, keys=self.rows.keys, mask=kept, **context)
+        stage.compare("log_probs", seen, "old_log_probs", old, mask=kept, keys=self.rows.keys, **context)
+        if rejected:
+            left, reasons = jagged(loss.policy_mask), rejected_rows(mask, loss.policy_mask)
+            columns = {"reason": reasons}
+            stage.forward({"response_mask": left, **own}, keys=self.rows.keys, mask=left, columns=columns, **context)
+
+
+def record_given(rows: SequenceRows, given: Mapping[str, Tensor], place: Mapping[str, Any] | None = None) -> None:
+    """Record what a model was given for these rows: ``given``, padded to one width.
+
+    Args:
+        place: of their mini-batch, in an update.
+    """
+    lengths = {"sequence": rows.lengths("input_ids")}
+    hooks.current().pad(given, keys=rows.keys, lengths=lengths, **(place or {}))

@@ -50,15 +50,13 @@ class CheckpointEngineManager:
             stage.event("sync", "parameters", entity="param", weights=at)
         for replica in self.replicas:
             replica.update_weights(sent.items(), global_steps)
-            loaded = _engine(replica)
-            if not recording:
-                stage.event("sync", "parameters", entity="param", weights=loaded)
+            if recording:
+                stage.params("sync", replica.resident(), weights=_engine(replica))
+            else:
+                stage.event("sync", "parameters", entity="param", weights=_engine(replica))
             replica.reset_cache()
-            fresh = _engine(replica)
+            stage.event("cache_reset", "rollout", weights=_engine(replica))
             replica.wake_up()
-            if recording:  # once awake: what it serves with is what counts, and waking may load weights too
-                stage.params("sync", replica.resident(), weights=loaded)
-            stage.event("cache_reset", "rollout", weights=fresh)
             stage.event("wake", "rollout", weights=_engine(replica))
 
 

@@ -10,7 +10,7 @@
 -- source: DeepSeekMath (arXiv:2402.03300): what follows from the estimator whatever the scores are
 -- causes: The baseline is not the group's own: the mean of the batch, of a window, of other rows; or the scale is not the group's.
 -- faults: a_loop_that_traces_no_rewards
-create or replace temp table balanced as
+create or replace temp table balances as
 -- whole groups, every session of which shows its advantage; two in one row are ADV004's
 select step_id, field, group_id, any_value(e.by_std) as by_std, count(*) as n, min(rid) as rid, min(id) as id,
     avg(max_in) as mean, max(abs(max_in)) as largest, max(reward) - min(reward) as spread, max(abs(reward)) as top
@@ -20,20 +20,14 @@ group by step_id, field, group_id
 having count(*) > 1 and min(mask_sum) > 0 and count(max_in) = count(*) and bool_and(min_in = max_in)
     and isfinite(sum(abs(max_in)));
 create or replace temp table unbalanced as
-with declared as (
-    select g.step_id, k.prompt_id as group_id, max(g.expected) as expected
-    from group_cells as g join keys as k using (id)
-    where g.entity = 'prompt' and g.expected is not null
-    group by g.step_id, k.prompt_id
-),
-doubtful as (
-    select * from balanced
+with doubtful as (
+    select * from balances
     where abs(mean) > 1e-3 * (1 + largest) or (by_std and largest > (n - 1) / sqrt(n) + 1e-3)
         -- what float residue over epsilon makes of equal scores is a warning
         or (spread = 0 and (largest > 1e-2 or largest * case when by_std then said('advantage.epsilon') else 1 end > 16 * pow(2, -24) * top))
 )
 select d.*
-from doubtful as d left join declared as w using (step_id, group_id)
+from doubtful as d left join prompt_groups as w using (step_id, group_id)
 where d.n >= coalesce(w.expected, 2);
 select rid, key, 'mean 0' as expected, printf('mean %.6g', mean) as actual,
     printf('of the advantages of %d sessions of one uid, the greatest %.6g', n, largest) as detail, null as severity

@@ -4,7 +4,7 @@
 -- says: With an outcome estimator the advantages, and the returns, of a session have one value on all its policy tokens, the same in each of its outputs.
 -- needs: key, min_in, max_in
 -- fields: advantages
--- examines: select count(*) from grouped join estimators using (step_id) where not is_padding and mask_sum > 0 and estimator in ('grpo', 'grpo_passk', 'grpo_vectorized', 'rloo', 'rloo_vectorized', 'opo', 'gpg')
+-- examines: select count(*) from grouped join estimators using (step_id) where not is_padding and mask_sum > 0 and outcome
 -- subsumed_by: REW001, VAL001, KEY001, KEY002, MSK002
 -- source: verl compute_advantage_for_multi_trajectories: the final output's advantage is every output's
 -- causes: Parts of one sequence were whitened apart, a return was scanned over observation tokens, or the masked advantage of the last output was laid over tokens of the others.
@@ -13,13 +13,13 @@
 create or replace temp table torn as
 select step_id, field, group_id, session_id
 from grouped join estimators using (step_id)
-where estimator in ('grpo', 'grpo_passk', 'grpo_vectorized', 'rloo', 'rloo_vectorized', 'opo', 'gpg') and not is_padding and mask_sum > 0 and min_in <> max_in
+where outcome and not is_padding and mask_sum > 0 and min_in <> max_in
 union
 select x.step_id, x.field, x.group_id, x.session_id
 from grouped as x join estimators using (step_id)
 join grouped as f
     on f.step_id = x.step_id and f.field = x.field and f.group_id = x.group_id and f.session_id = x.session_id and f.final
-where estimator in ('grpo', 'grpo_passk', 'grpo_vectorized', 'rloo', 'rloo_vectorized', 'opo', 'gpg') and not x.final and not x.is_padding and x.mask_sum > 0
+where outcome and not x.final and not x.is_padding and x.mask_sum > 0
     and f.mask_sum > 0 and x.max_in <> f.max_in;
 with finals as (
     select step_id, field, group_id, session_id, arg_max(max_in, "index") as value

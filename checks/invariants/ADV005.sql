@@ -8,7 +8,7 @@
 -- subsumed_by: KEY001, KEY002, REW001, VAL001, ADV004
 -- source: verl compute_grpo_outcome_advantage takes mean 0 and deviation 1 for a group of one
 -- causes: All but one session of the group failed or were filtered, or every row is a group of its own; the estimator then has no baseline and its score, always of one sign, is the advantage.
--- faults: a_lone_session_trains_on_its_reward, the_survivor_of_a_group_trains_on_its_reward
+-- faults: a_lone_session_trains_on_its_reward, the_survivor_of_a_group_meets_the_batch
 create or replace temp table lone as
 select step_id, group_id, min(rid) as rid, max(id) filter (final) as id, max(reward) filter (final) as reward,
     min(min_in) as low, max(max_in) as high
@@ -16,16 +16,10 @@ from grouped join estimators using (step_id)
 where estimator = 'grpo' and not is_padding and field = 'advantages'
 group by step_id, group_id
 having min(session_id) = max(session_id) and (min(min_in) <> 0 or max(max_in) <> 0);
-with declared as (
-    select g.step_id, k.prompt_id as group_id, max(g.expected) = 1 or bool_or(g.status = 'failure' or g.reason is not null) as excused
-    from group_cells as g join keys as k using (id)
-    where g.entity = 'prompt' and g.step_id in (select step_id from lone)
-    group by g.step_id, k.prompt_id
-)
 select l.rid, key, 'advantage 0' as expected,
     printf('advantage %.9g', case when abs(l.low) > abs(l.high) then l.low else l.high end) as actual,
     'the only session of its uid, with score ' || coalesce(printf('%.9g', l.reward), 'unknown') as detail,
-    case when said('advantage.lone_raw') = 1 and coalesce(d.excused, false) then 'warning' end as severity
+    case when said('advantage.lone_raw') = 1 and coalesce(d.expected = 1 or d.failed, false) then 'warning' end as severity
 from lone as l
 join keys using (id)
-left join declared as d on d.step_id = l.step_id and d.group_id = l.group_id
+left join prompt_groups as d on d.step_id = l.step_id and d.group_id = l.group_id

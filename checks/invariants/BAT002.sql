@@ -24,8 +24,7 @@ with asked as (
 handed as (
     select step_id, coalesce(attrs['sub_step'], '') as sub_step, sum(n) as n
     from events
-    where stage = 'update_actor' and op = 'dispatch' and coalesce(coord.sp, 0) = 0 and coalesce(coord.tp, 0) = 0
-        and coalesce(coord.pp, 0) = 0 and coalesce(coord.cp, 0) = 0
+    where stage = 'update_actor' and op = 'dispatch' and leads
     group by all
 ),
 minis as (
@@ -34,9 +33,7 @@ minis as (
         max(coalesce(topology.reported_dp, try_cast(attrs['dp_size'] as bigint))) as dp,
         max(try_cast(attrs['mini_batch_size'] as bigint)) as said_rows, max(try_cast(attrs['epochs'] as bigint)) as said_epochs
     from events
-    where stage = 'update_actor' and op = 'split' and mini_batch is not null and micro_batch is null
-        and coalesce(coord.sp, 0) = 0 and coalesce(coord.tp, 0) = 0 and coalesce(coord.pp, 0) = 0
-        and coalesce(coord.cp, 0) = 0
+    where stage = 'update_actor' and op = 'split' and mini_batch is not null and micro_batch is null and leads
     group by all
 )
 select m.*, h.n as given, a.batch_rows,
@@ -50,17 +47,17 @@ left join asked as a on a.run_id is not distinct from m.run_id
 window one as (partition by m.step_id, m.sub_step);
 with steps as (
     -- of several processes each takes all of them
-    select step_id, max(taken) as taken, max(rid) as rid
+    select run_id, step_id, max(taken) as taken, max(rid) as rid
     from (
-        select step_id, count(*) as taken, max_by(rid, ord) as rid
+        select run_id, step_id, count(*) as taken, max_by(rid, ord) as rid
         from events
         where stage = 'update_actor' and op = 'optim_step'
-        group by step_id, process
+        group by run_id, step_id, process
     )
-    group by step_id
+    group by run_id, step_id
 ),
 planned as (
-    select step_id, count(*) as made, max_by(rid, ord) as rid from sized group by step_id
+    select run_id, step_id, count(*) as made, max_by(rid, ord) as rid from sized group by run_id, step_id
 ),
 uneven as (
     select * from sized
@@ -88,7 +85,8 @@ union all
 select coalesce(s.rid, p.rid), null, printf('%d optimiser steps, one a mini-batch', p.made),
     printf('%d', coalesce(s.taken, 0)), null, null
 from planned as p left join steps as s using (step_id)
-where p.made <> coalesce(s.taken, 0) and exists (select 1 from steps)
+where p.made <> coalesce(s.taken, 0)
+    and exists (select 1 from steps as one where one.run_id is not distinct from p.run_id)
 union all
 select rid, null, printf('%d rows, B x G', batch_rows), printf('%d rows', given),
     'no group failed, was left out, padded or had several outputs', 'warning'

@@ -12,30 +12,31 @@
 -- faults: first_micro_batch_again, packed_twice, short_micro_batch_dropped, split_for_padded_fields
 create or replace temp table covered as
 with rows as (
-    select rid, ord, step_id, stage, op, k, n, ppo_epoch, mini_batch, micro_batch, update_index,
+    select rid, ord, run_id, step_id, stage, op, k, n, ppo_epoch, mini_batch, micro_batch, update_index,
         coalesce(attrs['sub_step'], '') as sub_step, coalesce(coord.dp, -1) as dp
     from events
-    where entity = 'trajectory' and k is not null and coalesce(coord.sp, 0) = 0 and coalesce(coord.tp, 0) = 0
-        and coalesce(coord.pp, 0) = 0 and coalesce(coord.cp, 0) = 0
+    where entity = 'trajectory' and k is not null and leads
         and (op = 'split' or (op = 'forward' and field = 'log_probs'))
 ),
 -- `whole` holds what `part` must cover; `one` names the whole
 pairs as (
     select 'mini' as what, concat_ws('/', step_id, sub_step, ppo_epoch, mini_batch) as one, micro_batch is null as whole,
-        rid, ord, k, n
+        rid, ord, run_id, k, n
     from rows
     where stage = 'update_actor' and op = 'split' and mini_batch is not null
     union all
-    select 'forward', concat_ws('/', step_id, update_index, mini_batch, micro_batch, dp), op = 'split', rid, ord, k, n
+    select 'forward', concat_ws('/', step_id, update_index, mini_batch, micro_batch, dp), op = 'split', rid, ord, run_id, k, n
     from rows
     where stage = 'update_actor' and micro_batch is not null and update_index is not null
     union all
-    select 'pass', concat_ws('/', step_id, stage), op = 'forward', rid, ord, k, n
+    select 'pass', concat_ws('/', step_id, stage), op = 'forward', rid, ord, run_id, k, n
     from rows
     where stage in ('old_log_prob', 'ref_log_prob') and (op = 'forward' or micro_batch is not null)
 )
 select *, cast(sum(k) filter (whole) over same % 18446744073709551616 as ubigint) as whole_k,
-    cast(sum(k) filter (not whole) over same % 18446744073709551616 as ubigint) as part_k
+    cast(sum(k) filter (not whole) over same % 18446744073709551616 as ubigint) as part_k,
+    -- a run that records no micro-batches, or no forward pass of them, says nothing of any
+    what <> 'pass' and bool_or(not whole) over (partition by what, run_id) as told
 from pairs
 window same as (partition by what, one);
 with doubtful as (
@@ -43,9 +44,7 @@ with doubtful as (
     from covered
     group by what, one
     having any_value(whole_k) is distinct from any_value(part_k) and count(*) filter (whole) > 0
-        -- who records no micro-batches, or no forward pass of them, says nothing
-        and (count(*) filter (not whole) > 0 or (what = 'mini' and exists (select 1 from covered where what = 'mini' and not whole))
-            or (what = 'forward' and exists (select 1 from covered where what = 'forward' and not whole)))
+        and (count(*) filter (not whole) > 0 or any_value(told))
 ),
 counted as (
     select what, one, part_rid, whole_rid, id,

@@ -33,5 +33,5 @@ left join uids as other on other.fp = b.uid_fp
 where b.uid_fp is not null and b.uid_fp <> mine.fp
 union all
 select rid, key, 'a uid without _', uid, 'read from the left, this key names another uid', 'warning'
-from (select uid, min(ord) as ord, min(key) as key from named where contains(uid, '_') group by uid)
+from (select uid, min(ord) as ord, min(key) as key from named where contains(uid, '_') group by group_id, uid)
 join events using (ord)

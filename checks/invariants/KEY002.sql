@@ -34,15 +34,6 @@ with doubled as (
     group by place, id
     having count(*) > 1
 ),
-prompts as (
-    select step_id, any_value(k.prompt_id) as group_id, id, max(expected) as expected,
-        bool_or(status = 'failure' or reason is not null) as excused,
-        bool_or(stage = 'sample' and op = 'filter' and reason is null) as selected,
-        max(rid) filter (stage = 'sample' and op = 'filter') as rid
-    from group_cells join keys as k using (id)
-    where entity = 'prompt'
-    group by step_id, id
-),
 groups as materialized (
     select step_id, group_id, min(rid) as rid, min(id) as id, count(*) as sessions, max(last) as last,
         max(outputs) as outputs, bool_or(last + 1 <> outputs) as holes
@@ -67,9 +58,9 @@ counted as (
     select
         coalesce(g.rid, p.rid) as rid, coalesce(g.id, p.id) as id,
         coalesce(p.expected, s.rollout_n) as declared, coalesce(g.sessions, 0) as sessions,
-        coalesce(p.excused, false) as excused
+        coalesce(p.failed, false) as excused
     from groups as g
-    full join prompts as p
+    full join prompt_groups as p
         on g.step_id = p.step_id and g.group_id = p.group_id
     left join declared as s on s.step_id = coalesce(g.step_id, p.step_id)
     where g.group_id is not null or p.selected

@@ -32,7 +32,7 @@ where op = 'produce' and field = 'rollout_log_probs' and stage in ('rollout', 'b
 with written as (
     select k.id, min(e.rid) as rid, any_value(e.fingerprint) as fp, any_value(e.sum_in) as sum_in
     from elements as e
-    join keys as k using (key)
+    join keys as k using (run, key)
     join alike using (id)
     group by k.id
 ),

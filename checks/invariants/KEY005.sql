@@ -29,11 +29,10 @@ from events
 where entity = 'trajectory' and k is not null and partition is distinct from 'val' and n > 0
     and ((queue and op in ('consume', 'produce')
             and stage in ('old_log_prob', 'ref_log_prob', 'values', 'advantage', 'update_actor'))
-        or (stage = 'update_actor' and op = 'dispatch' and coalesce(coord.sp, 0) = 0 and coalesce(coord.tp, 0) = 0
-            and coalesce(coord.pp, 0) = 0 and coalesce(coord.cp, 0) = 0))
+        or (stage = 'update_actor' and op = 'dispatch' and leads))
 window whole as (partition by step_id, stage, op, field, span, consumer, producer);
 create or replace temp table prompt_fates as
-select coalesce(partition, '') = 'val' as val, step_id, op, k, rid, ord
+select coalesce(partition, '') = 'val' as val, run_id, step_id, op, k, rid, ord
 from events
 where entity = 'prompt' and k is not null and n > 0
     and ((op = 'clear' and stage is distinct from 'clear') or (op = 'filter' and field = 'status'));
@@ -84,7 +83,7 @@ evicted as (
     ) as d
     join prompt_fates as c on c.step_id = d.step_id and c.op = 'clear'
     join keyed using (k)
-    where exists (select 1 from prompt_fates where op = 'filter')
+    where exists (select 1 from prompt_fates as f where f.op = 'filter' and f.run_id is not distinct from c.run_id)
         and id not in (select id from prompt_fates join keyed using (k) where op = 'filter')
 ),
 unsure as (

@@ -14,8 +14,7 @@ create or replace temp table epoch_rows as
 with handed as (
     select step_id, coalesce(attrs['sub_step'], '') as sub_step, op, k, n, rid, ord, ppo_epoch
     from events
-    where entity = 'trajectory' and k is not null and coalesce(coord.sp, 0) = 0 and coalesce(coord.tp, 0) = 0
-        and coalesce(coord.pp, 0) = 0 and coalesce(coord.cp, 0) = 0
+    where entity = 'trajectory' and k is not null and leads
         and ((stage = 'update_actor' and op = 'dispatch')
             or (stage = 'update_actor' and op = 'split' and mini_batch is not null and micro_batch is null and ppo_epoch is not null)
             or (op = 'reorder' and field = 'key'))

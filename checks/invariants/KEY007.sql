@@ -52,6 +52,7 @@ repeats as (
     from (
         select d.rid, d.ord, d.run_id, d.epoch, c.source_index
         from digest_dataset_cells as c join draws as d using (rid)
+        where c.source_index is not null
     )
     group by all
     having count(*) > 1

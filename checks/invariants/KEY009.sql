@@ -31,7 +31,8 @@ select distinct step_id
 from (
     select b.step_id, b.responses_fp, b.response_len, k.group_id
     from base as b join keys as k using (id)
-    where not b.is_padding and k."index" = 0 and b.step_id in (select step_id from sampled)
+    where not b.is_padding and k."index" = 0 and b.responses_fp is not null
+        and b.step_id in (select step_id from sampled)
     qualify count(*) over (partition by b.step_id, k.group_id, b.responses_fp, b.response_len) > 1
 );
 with sessions as (

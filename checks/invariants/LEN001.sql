@@ -20,5 +20,5 @@ where entity = 'trajectory' and span = 'response' and layout is distinct from 's
     and not (field in ('log_probs', 'entropy') and v is not distinct from ids_v);
 select e.rid, e.key, 'valid length ' || b.response_len as expected, 'valid length ' || e.valid_length as actual,
     'responses have ' || b.response_len || ' tokens' as detail, null as severity
-from elements as e join keys using (key) join base as b using (id)
+from elements as e join keys using (run, key) join base as b using (id)
 where e.valid_length <> b.response_len

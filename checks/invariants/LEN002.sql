@@ -15,7 +15,7 @@ insert into suspects
 select rid
 from events left join expected using (k)
 where entity = 'trajectory' and field = 'input_ids' and op <> 'compare' and v is not null and v is distinct from ids_v;
-with known as (select b.*, key, prompt_len + response_len as seq_len, e.shape as positions_shape
+with known as (select b.*, key, run, prompt_len + response_len as seq_len, e.shape as positions_shape
     from base as b join keys using (id) left join events as e on e.rid = b.positions_rid
 )
 select ids_rid as rid, key, printf('%d + %d = %d', prompt_len, response_len, seq_len) as expected,
@@ -37,5 +37,5 @@ where positions_len <> ids_len
     and positions_len <> ids_len * case when len(positions_shape) = 3 then positions_shape[2] else 1 end
 union all
 select e.rid, e.key, b.seq_len::varchar, e.valid_length::varchar, 'length of input_ids, read later', null
-from elements as e join known as b using (key)
+from elements as e join known as b using (run, key)
 where e.valid_length <> b.ids_len

@@ -11,6 +11,7 @@
 -- reports: THUDM/slime#2261, huggingface/trl#4358
 -- faults: budget_anew_after_an_abort, budget_of_a_turn, prompt_limit_not_passed_on, system_prompt_after_the_limit, workers_own_truncation
 with limits as materialized (
+    -- max_completion_length of TRL is none: it limits a request, and a rollout_func may string several together
     select step_id,
         try_cast(coalesce(setting(run_id, 'actor_rollout_ref.rollout.prompt_length'), setting(run_id, 'data.max_prompt_length')) as bigint) as prompt_limit,
         try_cast(coalesce(setting(run_id, 'actor_rollout_ref.rollout.response_length'), setting(run_id, 'data.max_response_length')) as bigint) as response_limit,

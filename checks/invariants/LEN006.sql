@@ -24,7 +24,7 @@ with first as (
 later as (
     select e.rid, e.key, e.valid_length as positions_len, e.fingerprint as positions_fp, b.ids_len,
         e."first" as begins, e."last" as ends
-    from elements as e join keys using (key) left join base as b using (id)
+    from elements as e join keys using (run, key) left join base as b using (id)
     where e.fingerprint <> counting(e.valid_length) or e.valid_length <> b.ids_len
 )
 select rid, key, printf('0 to %d', coalesce(ids_len, positions_len) - 1) as expected,

@@ -23,7 +23,7 @@ with first as (
 ),
 later as (
     select e.rid, e.key, e.valid_length as attention_len, b.ids_len, e.nnz, e.length
-    from elements as e join keys using (key) left join base as b using (id)
+    from elements as e join keys using (run, key) left join base as b using (id)
     where e.fingerprint <> repeated(1, e.valid_length) or e.valid_length <> b.ids_len or e.nnz <> e.valid_length
 )
 select rid, key, printf('%d ones', coalesce(ids_len, attention_len)) as expected,

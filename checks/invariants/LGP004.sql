@@ -9,7 +9,7 @@
 -- source: verl's bypass_mode; a sampler's log-probs taken for the actor's
 -- causes: The bypass switch reached one of the two places that ask it, or the sampler's log-probs were stored under the actor's name.
 -- faults: bypass_clamps_its_anchor, sampler_stands_for_the_actor
-create or replace temp table anchors as
+create or replace temp table authored as
 with made as (
     select e.*, setting(run_id, 'algorithm.rollout_correction.bypass_mode') as bypass, -- null where nobody says it
         lag(ord, 1, 0) over (partition by run_id, global_steps order by ord) as since
@@ -37,20 +37,20 @@ scored as (
 select m.rid, m.run_id, m.bypass, sampler, s.c as sampler_c, m.c, f.phase, coalesce(f.by_actor, false) as by_actor
 from made as m left join sampled as s using (rid) left join scored as f using (rid);
 insert into suspects
-select unnest([rid, sampler]) from anchors where bypass = 'true' and sampler is not null and c <> sampler_c;
+select unnest([rid, sampler]) from authored where bypass = 'true' and sampler is not null and c <> sampler_c;
 select a.rid, a.key, printf('the sampler''s, fingerprint %x', b.fingerprint) as expected,
     printf('fingerprint %x', a.fingerprint) as actual, 'bypass_mode is on' as detail, null as severity
-from anchors join elements as a on a.rid = anchors.rid
-join elements as b on b.rid = anchors.sampler and b.key = a.key
+from authored join elements as a on a.rid = authored.rid
+join elements as b on b.rid = authored.sampler and b.key = a.key
 where bypass = 'true' and (a.fingerprint <> b.fingerprint or a.valid_length <> b.valid_length)
 union all
 select rid, null, 'a forward pass of the actor', coalesce('of the ' || phase, 'none'),
     case when bypass = 'false' then 'bypass_mode is off' else 'they are not the sampler''s either' end, null
-from anchors
+from authored
 where bypass is distinct from 'true' and not by_actor and not (bypass is null and c is not distinct from sampler_c)
     -- a trace that never shows who scores says nothing of it
     and exists (
         select 1 from events as f
         where f.field = 'log_probs' and f.op = 'forward' and f.weights is not null
-            and f.run_id is not distinct from anchors.run_id
+            and f.run_id is not distinct from authored.run_id
     )

@@ -11,19 +11,12 @@
 -- reports: meta-pytorch/torchforge#571
 -- faults: anchor_forgotten_in_the_loss, anchor_of_every_update
 create or replace temp table later_updates as
-with updates as (
-    select run_id, global_steps, update_index, any_value(optim) as optim
+with moves as (
+    -- a warm-up begins with an lr that moves nothing one could see
+    select distinct run_id, global_steps, update_index
     from events
-    where op = 'optim_step' and stage = 'update_actor'
-    group by run_id, global_steps, update_index
-),
-firsts as (
-    -- a step may be trained on in several batches, each with old log-probs of its own
-    select run_id, global_steps, update_index,
-        max(coalesce(try_cast(attrs['first_update'] as bigint), 0)) as first_update
-    from events
-    where stage = 'update_actor' and op = 'split' and micro_batch is null
-    group by run_id, global_steps, update_index
+    where op = 'optim_step' and stage = 'update_actor' and not coalesce(optim.skipped, false)
+        and optim.lr >= said('weights.seen_lr') and optim.grad_norm >= said('weights.seen_gradient')
 ),
 synced as (
     select run_id, global_steps, c, lag(c) over (partition by run_id order by ord) as before
@@ -32,15 +25,14 @@ synced as (
 )
 select e.rid, e.run_id, e.global_steps, e.update_index, e.process, e.micro_batch
 from events as e
-join firsts as f
+join update_batches as f
     on f.run_id is not distinct from e.run_id and f.global_steps = e.global_steps and f.update_index = e.update_index
 where e.op = 'compare' and e.stage = 'update_actor' and e.field = 'log_probs' and e.against = 'old_log_probs'
     and e.update_index > f.first_update
     and exists (
-        select 1 from updates as u
-        where u.run_id is not distinct from e.run_id and u.global_steps = e.global_steps
-            and u.update_index between f.first_update and e.update_index - 1
-            and u.optim.lr > 0 and u.optim.grad_norm > 0 and not coalesce(u.optim.skipped, false)
+        select 1 from moves as m
+        where m.run_id is not distinct from e.run_id and m.global_steps = e.global_steps
+            and m.update_index between f.first_update and e.update_index - 1
     )
     -- weights of few bits may not have moved at all
     and not exists (

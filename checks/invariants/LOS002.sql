@@ -59,6 +59,7 @@ summed as (
     group by t.run_id, t.global_steps, t.ppo_epoch, e.sub_step, t.term
 ),
 weighed as (
+    -- of a mean over rows LOS001 says it: a micro-batch counts rows that train nothing
     select arg_max(rid, ord) as rid, term, update_index, sum(tokens / denominator) as weight
     from micro_terms
     where mode in ('token-mean', 'dapo', 'cispo', 'vespo')

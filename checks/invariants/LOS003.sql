@@ -10,16 +10,9 @@
 -- causes: The update scores under other conditions than the old log-probs were made under (dropout, temperature, positions, autocast), or a bad gradient was stepped on, or dropped without a word.
 -- faults: skipped_steps_are_not_counted, skipped_without_a_word, update_under_autocast
 create or replace temp table first_pairs as
-with firsts as (
-    select run_id, global_steps, update_index,
-        max(coalesce(try_cast(attrs['first_update'] as bigint), 0)) as first_update
-    from events
-    where stage = 'update_actor' and op = 'split' and micro_batch is null
-    group by run_id, global_steps, update_index
-)
 select e.rid, band(e.run_id) as band, sum(p.absdiff_sum) as off, sum(p.n_in) as tokens
 from events as e
-join firsts as f
+join update_batches as f
     on f.run_id is not distinct from e.run_id and f.global_steps = e.global_steps and f.update_index = e.update_index
 join pair_cells as p using (rid)
 where e.op = 'compare' and e.stage = 'update_actor' and e.field = 'log_probs' and e.against = 'old_log_probs'
@@ -60,6 +53,7 @@ where s.stage = 'update_actor' and s.op = 'split' and s.micro_batch is null and 
         where o.op = 'optim_step' and o.run_id is not distinct from s.run_id and o.global_steps = s.global_steps
             and o.update_index = s.update_index
     )
+    and exists (select 1 from events as o where o.op = 'optim_step' and o.run_id is not distinct from s.run_id)
 union all
 select said_of.rid, 'actor/skipped_steps', printf('%d', steps.skipped), printf('%g', said_of.skipped), 'by the steps themselves', null
 from said_of

@@ -15,13 +15,6 @@ select c.rid, c.id, c.field, c.sum_in, c.min_in, c.max_in, c.mask_sum, e.run_id,
     e.update_index, e.micro_batch, e.coord.dp as dp
 from loss_cells as c join events as e using (rid)
 where c.stage = 'update_actor';
-create or replace temp table batches_of as
-select run_id, global_steps, update_index,
-    max(coalesce(try_cast(attrs['first_update'] as bigint), 0)) as first_update,
-    max(coalesce(try_cast(attrs['trajectories'] as double), 1)) as trajectories
-from events
-where stage = 'update_actor' and op = 'split' and micro_batch is null
-group by run_id, global_steps, update_index;
 create or replace temp table policy_rows as
 with weights_of as (
     select step_id, id, any_value(sum_in) as weight from loss_cells where field = 'rollout_is_weights' group by step_id, id
@@ -50,7 +43,7 @@ select r.*, a.added, a.least, a.greatest, a.tokens, w.weight, s.band,
 from row_losses as r
 join advantages_of as a using (step_id, id)
 join settings as s on s.run_id is not distinct from r.run_id
-join batches_of as b
+join update_batches as b
     on b.run_id is not distinct from r.run_id and b.global_steps = r.global_steps and b.update_index = r.update_index
 left join weights_of as w on w.step_id = r.step_id and w.id = r.id
 where r.field = 'pg_loss' and r.mask_sum > 0 and a.tokens > 0;
@@ -77,7 +70,7 @@ join (
     select step_id, id, n_in, absdiff_sum, absdiff_max from pair_cells
     where field = 'ref_log_prob' and against = 'old_log_probs' and n_in > 0
 ) as p using (step_id, id)
-join batches_of as b
+join update_batches as b
     on b.run_id is not distinct from r.run_id and b.global_steps = r.global_steps and b.update_index = r.update_index
 where r.field = 'kl_loss' and r.update_index = b.first_update and r.mask_sum = p.n_in
     and coalesce(setting(r.run_id, 'algorithm.rollout_correction.bypass_mode'), 'false') <> 'true';
@@ -103,14 +96,14 @@ terms as (
     select e.run_id, e.global_steps, b.first_update, any_value(b.trajectories) as trajectories, e.update_index,
         'actor/' || e.loss.term as name, sum(e.loss.numerator / e.loss.denominator) as value
     from events as e
-    join batches_of as b
+    join update_batches as b
         on b.run_id is not distinct from e.run_id and b.global_steps = e.global_steps and b.update_index = e.update_index
     where e.loss is not null
     group by e.run_id, e.global_steps, b.first_update, e.update_index, e.loss.term
     union all
     select e.run_id, e.global_steps, b.first_update, b.trajectories, e.update_index, 'actor/grad_norm', e.optim.grad_norm
     from events as e
-    join batches_of as b
+    join update_batches as b
         on b.run_id is not distinct from e.run_id and b.global_steps = e.global_steps and b.update_index = e.update_index
     where e.op = 'optim_step'
 ),
@@ -157,10 +150,7 @@ select rid, keys.key, printf('from %.6g to %.6g', least, greatest), printf('%.6g
     printf('KL by %s, of log-probs %.6g apart over %d tokens', kind, d, n_in), null
 from (
     select *, n_in * band * (m + band) as slack,
-        case kind when 'kl' then -d when 'k1' then -d when 'abs' then d
-            when 'mse' then d * d / (2 * n_in) when 'k2' then d * d / (2 * n_in) else exp(-m) * d * d / (2 * n_in) end as least,
-        case when kind in ('kl', 'k1', 'abs') then d when kind in ('mse', 'k2') then m * d / 2
-            else exp(m) * m * d / 2 end as greatest
+        kl_least(kind, d, m, n_in) as least, kl_most(kind, d, m) as greatest
     from kl_rows where kind in ('kl', 'k1', 'abs', 'mse', 'k2', 'low_var_kl', 'k3')
 ) join keys using (id)
 where sum_in < least - slack or sum_in > greatest + slack

@@ -15,9 +15,9 @@ select rid
 from events left join expected using (k)
 where entity = 'trajectory' and span = 'response' and op <> 'compare' and m is not null and m is distinct from mask_m;
 with declared as (
-    select key from key_cells join keys using (id) where reason is not null
+    select id from key_cells where reason is not null
     union
-    select key from elements where reason is not null
+    select id from elements join keys using (run, key) where reason is not null
 )
 select e.rid, e.key, printf('mask sum %d, fingerprint %x', b.mask_sum, b.mask_fp) as expected, printf('mask sum %d, fingerprint %x', e.mask_sum, e.mask_fingerprint) as actual,
     case
@@ -27,10 +27,10 @@ select e.rid, e.key, printf('mask sum %d, fingerprint %x', b.mask_sum, b.mask_fp
     end as detail,
     null as severity
 from elements as e
-join keys using (key)
+join keys using (run, key)
 join base as b using (id)
 where (e.mask_sum <> b.mask_sum or e.mask_fingerprint <> b.mask_fp) and e.valid_length = b.mask_len
-    and (e.mask_sum >= b.mask_sum or e.key not in (select key from declared))
+    and (e.mask_sum >= b.mask_sum or id not in (select id from declared))
 union all
 select loss.rid, null, 'one mask', 'two', 'loss_mask and response_mask of this update differ: numerator and denominator disagree',
     'warning'

@@ -39,7 +39,7 @@ join keys as k using (id)
 join events as c on c.ord = o.created_ord
 left join ends as e on e.run_id is not distinct from c.run_id and e.global_steps = o.created
 where o.created is not null and (o.cleared is null or o.cleared > o.created)
-    and coalesce(setting(c.run_id, 'trainer.v1.trainer_mode'), 'sync') = 'sync'
+    and synchronous(c.run_id)
 union all
 select s.rid, k.key, 'cleared in step ' || s.global_steps,
     case when o.cleared is null then 'never cleared' else 'cleared in step ' || o.cleared end,
@@ -47,7 +47,7 @@ select s.rid, k.key, 'cleared in step ' || s.global_steps,
 from (
     select rid, k, scope, run_id, global_steps from events
     where stage = 'sample' and op = 'produce' and field = 'key' and entity = 'trajectory' and n > 0
-        and setting(run_id, 'trainer.v1.trainer_mode') <> 'sync'
+        and not synchronous(run_id)
 ) as s
 join keyed as m on m.k = s.k
 join owned as o on o.id = m.id and o.scope = s.scope
@@ -57,8 +57,8 @@ union all
 select c.rid, k.key, 'a key that was created', 'cleared, but nobody created it', null, null
 from owned as o join keys as k using (id) join events as c on c.ord = o.cleared_ord
 where o.created is null
-    and coalesce(c.partition, '') in (
-        select coalesce(partition, '') from events
+    and c.scope in (
+        select scope from events
         where k is not null and n > 0 and (op = 'tag' or (queue and op = 'produce'))
     )
 union all
@@ -67,4 +67,4 @@ select rid, null, 'nothing resident',
     'after the clear of the step', null
 from ends
 where (coalesce(resident.prompts, 0) > 0 or coalesce(resident.trajectories, 0) > 0)
-    and coalesce(setting(run_id, 'trainer.v1.trainer_mode'), 'sync') = 'sync'
+    and synchronous(run_id)

@@ -38,7 +38,7 @@ with unsettled as (
     from events as e left join reading as r using (rid)
     where e.queue and e.op = 'consume' and e.n > 0 and e.c is not null and e.entity = 'trajectory'
         and not coalesce(r.same, false)
-        and e.field in (select field from written)
+        and (coalesce(e.run_id, ''), e.field) in (select (coalesce(run_id, ''), field) from written)
 ),
 -- Who reads some rows of a batch reads what was first said of them, if all that was written since says the same.
 sides as (

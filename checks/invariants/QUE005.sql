@@ -49,7 +49,7 @@ select c.rid, null, s.batch || ' groups', c.n || ' groups', 'taken for one step'
 from chosen_groups as c
 join (
     select run_id, try_cast(setting(run_id, 'data.train_batch_size') as bigint) as batch,
-        coalesce(setting(run_id, 'trainer.v1.trainer_mode'), 'sync') = 'sync' as in_turn
+        synchronous(run_id) as in_turn
     from (select distinct run_id from chosen_groups)
 ) as s on s.run_id is not distinct from c.run_id
 where s.in_turn and c.n <> s.batch

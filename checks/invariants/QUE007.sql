@@ -15,19 +15,24 @@ select c.rid, c.id, c.status, c.reason, c.op, c.stage, e.ord, e.step_id, coalesc
 from group_cells as c join events as e using (rid) join keys as k using (id)
 where c.entity = 'prompt' and c.status in ('finished', 'failure');
 create or replace temp table declared_sessions as
-select c.id, max(c.expected) as expected
-from group_cells as c where c.entity = 'prompt' and c.expected is not null group by c.id;
+select id, max(expected) as expected from prompt_groups group by id;
 create or replace temp table written_sessions as
 select k.group_id, count(distinct k.session_id) as sessions
 from base as b join keys as k using (id)
 where not b.is_padding and k.group_id is not null and b.responses_rid is not null
 group by k.group_id;
+-- A key that names no group (KEY001) may be of any: its step is not held against one.
+create or replace temp table nameless_rows as
+select distinct b.step_id from base as b join keys as k using (id)
+where not b.is_padding and k.group_id is null and b.responses_rid is not null;
 select e.rid, e.key, d.expected || ' sessions written' as expected,
     coalesce(w.sessions, 0) || ' sessions written' as actual, 'the group is tagged finished' as detail, null as severity
 from endings as e
 join declared_sessions as d using (id)
 left join written_sessions as w on w.group_id = e.group_id
 where e.op = 'tag' and e.status = 'finished' and e.reason is null and coalesce(w.sessions, 0) < d.expected
+    and e.step_id not in (select step_id from nameless_rows)
+    and e.run in (select coalesce(run_id, '') from events where field = 'responses' and op = 'produce')
 union all
 select s.rid, s.key, 'failure', s.status, 'the group failed, and is handed to training as one that did not', null
 from endings as s

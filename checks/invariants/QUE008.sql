@@ -28,7 +28,7 @@ group by id, run_id;
 with ends as (
     select run_id, max(global_steps) as last,
         case
-            when coalesce(setting(run_id, 'trainer.v1.trainer_mode'), 'sync') = 'sync' then 0
+            when synchronous(run_id) then 0
             else coalesce(try_cast(setting(run_id, 'trainer.v1.sampler.max_off_policy_threshold') as bigint), 8)
         end as age
     from events group by run_id

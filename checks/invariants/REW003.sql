@@ -20,7 +20,7 @@ select e.rid, e.key, printf('%d tokens, fingerprint %x', b.response_len, b.respo
     case when e.valid_length = 0 then 'the scorer was given nothing' else 'the response as written, and as the scorer read it' end as detail,
     null as severity
 from elements as e
-join keys as k using (key)
+join keys as k using (run, key)
 join base as b using (id)
 where e.stage = 'reward' and (e.fingerprint <> b.responses_fp or e.valid_length <> b.response_len)
     -- where the scorer read what the turns are made of, what was written afterwards is at fault (TOK002)

@@ -4,7 +4,7 @@
 -- says: What a scorer could not judge has no score; groups whose sessions all have one score stay out where algorithm.filter_groups says so by the reward, and elsewhere their share per data_source is under a limit.
 -- needs: key, sum
 -- fields: rm_scores
--- examines: select coalesce((select sum(groups) from (select count(*) as groups from group_cells as g join (select distinct step_id, run_id from events) as e using (step_id) where g.entity = 'prompt' and g.stage = 'sample' and g.op = 'filter' and g.status = 'finished' and g.reason is null and g.partition is distinct from 'val' group by e.run_id having count(*) >= said('reward.groups') or coalesce(setting(e.run_id, 'algorithm.filter_groups.enable'), 'false') = 'true')), 0) + (select count(*) from key_cells where stage = 'reward' and op = 'filter' and reason is not null)
+-- examines: select coalesce((select sum(groups) from (select count(*) as groups from group_cells as g join (select distinct step_id, run_id from events) as e using (step_id) where g.entity = 'prompt' and g.stage = 'sample' and g.op = 'filter' and g.status = 'finished' and g.reason is null and g.partition is distinct from 'val' group by e.run_id having count(*) >= said('reward.groups') or (setting(e.run_id, 'algorithm.filter_groups.enable') = 'true' and setting(e.run_id, 'algorithm.filter_groups.metric') = 'reward'))), 0) + (select count(*) from key_cells where stage = 'reward' and op = 'filter' and reason is not null)
 -- subsumed_by: REW001, REW002, REW003, KEY002
 -- source: DAPO's dynamic sampling (arXiv:2503.14476), verl's filter_groups
 -- causes: A scorer's exception was swallowed and became a 0, the filter read a shaped or another batch's reward, or one data source is scored by a rule that never matches it.
@@ -42,7 +42,8 @@ with steps as (
 filtering as (
     select run_id,
         coalesce(setting(run_id, 'algorithm.filter_groups.enable'), 'false') = 'true'
-            and setting(run_id, 'algorithm.filter_groups.metric') in ('reward', 'seq_reward', 'seq_final_reward') as by_reward
+            -- any other metric is a number of the scorer's own beside the score
+            and setting(run_id, 'algorithm.filter_groups.metric') = 'reward' as by_reward
     from (select distinct run_id from events)
 ),
 failed as (

@@ -73,10 +73,8 @@ select rid, keys.key, printf('from %.6g to %.6g taken off', least(0.75 * low, 1.
     printf('%.6g', taken), printf('KL by %s, coefficient %g, log-probs %.6g apart over %d tokens', kind, coef, d, n_in), null
 from (
     select *,
-        coef * case when kind in ('kl', 'k1') then k1 when kind = 'abs' then d
-            when kind in ('mse', 'k2') then d * d / (2 * n_in) else exp(-m) * d * d / (2 * n_in) end as low,
-        coef * case when kind in ('kl', 'k1') then k1 when kind = 'abs' then d
-            when kind in ('mse', 'k2') then m * d / 2 else exp(m) * m * d / 2 end as high
+        coef * case when kind in ('kl', 'k1') then k1 else kl_least(kind, d, m, n_in) end as low,
+        coef * case when kind in ('kl', 'k1') then k1 else kl_most(kind, d, m) end as high
     from penalties where kind in ('kl', 'k1', 'abs', 'mse', 'k2', 'low_var_kl', 'k3')
 ) join keys using (id)
 where taken < least(0.75 * low, 1.25 * low) - 1e-4 * coef * size - 1e-6

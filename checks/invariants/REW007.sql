@@ -24,13 +24,13 @@ select rid from events where op = 'forward' and field = 'response_mask' and step
 with declared as (
     select id from key_cells where reason is not null
     union
-    select k.id from elements as e join keys as k using (key) where e.reason is not null
+    select k.id from elements as e join keys as k using (run, key) where e.reason is not null
 )
 select e.rid, e.key, 'no reward outside the mask' as expected, e.nnz_out || ' tokens with a reward outside it' as actual,
     printf('the mask shrank from %d to %d tokens, and no reason is recorded', b.mask_sum, e.mask_sum) as detail,
     null as severity
 from elements as e
-join keys as k using (key)
+join keys as k using (run, key)
 join base as b using (id)
 where e.field = 'token_level_rewards' and e.nnz_out > 0 and e.mask_sum < b.mask_sum and not b.is_padding
     and b.id not in (select id from declared)

@@ -14,7 +14,7 @@ select rid
 from events left join expected using (k)
 where entity = 'trajectory' and field = 'input_ids' and op <> 'compare' and c is not null and c is distinct from ids_c;
 with whole as materialized (
-    select ids_rid as rid, key, ids_fp, ids_len, prompt_len, response_len,
+    select ids_rid as rid, key, run, ids_fp, ids_len, prompt_len, response_len,
         compose(prompts_fp, prompt_len, responses_fp) as fp
     from base join keys using (id)
     where ids_fp is not null and prompts_fp is not null and responses_fp is not null
@@ -25,5 +25,5 @@ from whole
 where ids_fp <> fp
 union all
 select e.rid, e.key, printf('%x', w.fp), printf('%x', e.fingerprint), 'read later', null
-from elements as e join whole as w using (key)
+from elements as e join whole as w using (run, key)
 where e.fingerprint <> w.fp

@@ -17,5 +17,5 @@ where entity = 'trajectory' and field = 'responses' and op <> 'compare' and stag
 select e.rid, e.key, printf('%d tokens, fingerprint %x', b.response_len, b.responses_fp) as expected,
     printf('%d tokens, fingerprint %x', e.valid_length, e.fingerprint) as actual, 'as the rollout wrote them' as detail,
     null as severity
-from elements as e join keys using (key) join base as b using (id)
+from elements as e join keys using (run, key) join base as b using (id)
 where e.valid_length <> b.response_len or e.fingerprint <> b.responses_fp

@@ -11,8 +11,7 @@
 -- faults: first_part_for_every_rank, ranks_in_another_order, ranks_slice_by_the_first_rank
 create or replace temp table shares as
 select rid, ord, step_id, op, k, n, coalesce(attrs['sub_step'], '') as sub_step, coalesce(ppo_epoch, -1) as epoch,
-    coalesce(mini_batch, -1) as mini, coalesce(micro_batch, -1) as micro, coord.dp as dp,
-    coalesce(coord.sp, 0) = 0 and coalesce(coord.tp, 0) = 0 and coalesce(coord.pp, 0) = 0 and coalesce(coord.cp, 0) = 0 as leads
+    coalesce(mini_batch, -1) as mini, coalesce(micro_batch, -1) as micro, coord.dp as dp, leads
 from events
 where stage = 'update_actor' and op in ('dispatch', 'split') and coord.dp is not null and k is not null;
 create or replace temp table ranked as

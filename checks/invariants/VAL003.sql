@@ -10,11 +10,11 @@
 -- causes: Validation and training share a queue partition, a buffer or a running statistic, and what was meant to measure the policy trains it.
 -- faults: validation_in_the_running_mean
 create or replace temp table validated as
-select distinct e.run_id, k.id
+select distinct k.id
 from events as e join keyed as k using (k)
 where e.partition = 'val' and e.entity = 'trajectory';
 create or replace temp table asked_groups as
-select distinct e.run_id, n.prompt_id as group_id
+select distinct n.prompt_id as group_id
 from events as e join keyed as k using (k) join keys as n using (id)
 where e.partition = 'val' and e.entity = 'prompt';
 create or replace temp table training as
@@ -31,4 +31,4 @@ select min_by(t.rid, t.ord) as rid, n.key, 'a training prompt' as expected, 'a p
     'uid ' || n.uid as detail, null as severity
 from training as t join keyed as k using (k) join keys as n using (id)
 where k.id in (select id from validated) or n.group_id in (select group_id from asked_groups)
-group by n.key, n.uid
+group by k.id, n.key, n.uid

@@ -11,7 +11,7 @@
 -- reports: NVIDIA-NeMo/RL#1035, PrimeIntellect-ai/prime-rl#1764, rllm-org/rllm#621, rllm-org/rllm#622
 -- faults: newest_version_is_stamped_at_the_end, one_group_keeps_an_old_stamp, rows_are_asked_for_by_another_step, version_counts_double, version_is_counted_late, versions_are_lost_on_the_way
 create or replace temp table version_runs as
-select coalesce(run_id, '') as run, coalesce(setting(run_id, 'trainer.v1.trainer_mode'), 'sync') = 'sync' as in_turn
+select coalesce(run_id, '') as run, synchronous(run_id) as in_turn
 from (select distinct run_id from events);
 -- A step whose predecessor is not in the trace may have been given weights nobody sees here.
 create or replace temp table version_steps as
@@ -42,6 +42,8 @@ placed as (
     select m.*, p.version from marks as m asof left join published as p on m.run = p.run and m.ord > p.ord
 )
 select p.*, r.in_turn, s.whole,
+    -- what a resumed run does before its first step belongs to the step it loaded
+    case when p.global_steps > 0 then p.global_steps else coalesce(s.resumed, 0) end as step,
     case
         when not r.in_turn then null
         when not p.validation then p.global_steps - 1
@@ -50,15 +52,15 @@ select p.*, r.in_turn, s.whole,
 from placed as p join version_runs as r using (run) join version_steps as s using (run, global_steps);
 with wrong as (
     select c.rid, c.id, c.min_global_steps as low, c.max_global_steps as high, c.global_steps_tag as asked,
-        t.due, t.version, t.global_steps, t.in_turn,
+        t.due, t.version, t.step, t.in_turn,
         case
             when c.min_global_steps is null or c.max_global_steps is null then 'a version tag is missing'
             when c.min_global_steps > c.max_global_steps then 'min is after max'
             when c.min_global_steps <> t.due or c.max_global_steps <> t.due
                 then 'not the version the rollout generated with'
-            when t.in_turn and c.global_steps_tag <> t.global_steps then 'another step asked for it'
+            when t.in_turn and c.global_steps_tag <> t.step then 'another step asked for it'
             when t.whole and c.max_global_steps > t.version then 'a version nobody has published'
-            when c.max_global_steps > t.global_steps then 'newer than the step'
+            when c.max_global_steps > t.step then 'newer than the step'
         end as why
     from key_cells as c join tagged as t using (rid)
     where not coalesce(c.is_padding, false) and c.global_steps_tag is not null
@@ -73,15 +75,15 @@ several as (
 drawn as (
     select r.id, min(e.weights.version) as low, max(e.weights.version) as high
     from request_cells as r join events as e using (rid)
-    where e.weights.version is not null and r.field = 'responses' and exists (select 1 from several)
+    where e.weights.version is not null and r.field = 'responses' and coalesce(e.run_id, '') in (select run from several)
     group by r.id
 )
 select rid, key,
     case
-        when why = 'another step asked for it' then 'step ' || global_steps
+        when why = 'another step asked for it' then 'step ' || step
         when due is not null then printf('versions %d..%d', due, due)
         when why = 'min is after max' then 'min <= max'
-        else 'versions up to ' || coalesce(version, global_steps)
+        else 'versions up to ' || coalesce(version, step)
     end as expected,
     case
         when why = 'another step asked for it' then 'step ' || asked

@@ -7,9 +7,9 @@
 -- examines: select coalesce(sum(e.n), 0) from events as e where e.op = 'sync' and e.entity = 'param' and e.weights.phase = 'engine' and e.c is not null and exists (select 1 from events as s where s.op = 'sync' and s.weights.phase = 'actor' and s.c is not null and s.run_id is not distinct from e.run_id and s.global_steps = e.global_steps)
 -- subsumed_by:
 -- source: vLLM for CPUs leaves a tied lm_head stale; verl's loaders skip registered buffers
--- causes: A name the loader does not know was skipped, a tied tensor has a copy of its own in the engine, a transfer buffer was filled again before it was read, or waking loaded other weights.
--- reports: NVIDIA-NeMo/RL#2631, huggingface/trl#5312, modelscope/ms-swift#7017, verl-project/verl#3821, verl-project/verl#5801, verl-project/verl#6688, verl-project/verl#7014, verl-project/verl#7453, vllm-project/vllm#29341
--- faults: adapter_is_taken_off_before_the_copy, bucket_is_filled_again, buffers_are_not_sent, deep_sleep_is_not_followed_by_a_load, deep_sleep_loses_the_base, engine_is_one_sync_behind, engine_unties_the_head, loader_skips_norms, one_layer_comes_from_its_neighbour, projections_change_places, waking_loads_the_first_weights, weights_are_rounded_on_their_way
+-- causes: A name the loader does not know was skipped, a tied tensor has a copy of its own in the engine, or a transfer buffer was filled again before it was read.
+-- reports: NVIDIA-NeMo/RL#2631, modelscope/ms-swift#7017, verl-project/verl#3821, verl-project/verl#5801, verl-project/verl#6688, verl-project/verl#7014, verl-project/verl#7453, vllm-project/vllm#29341
+-- faults: adapter_is_taken_off_before_the_copy, bucket_is_filled_again, buffers_are_not_sent, deep_sleep_is_not_followed_by_a_load, deep_sleep_loses_the_base, engine_is_one_sync_behind, engine_unties_the_head, loader_skips_norms, one_layer_comes_from_its_neighbour, projections_change_places, weights_are_rounded_on_their_way
 create or replace temp table param_sides as
 select rid, ord, coalesce(run_id, '') as run, global_steps, stage, op, weights.phase as phase,
     weights.version as version,

@@ -16,7 +16,7 @@ with resumed as (
     from events where stage = 'init' and field = '_load_checkpoint' group by all
 )
 select coalesce(t.run_id, '') as run, t.global_steps,
-    coalesce(setting(t.run_id, 'trainer.v1.trainer_mode'), 'sync') = 'sync' as in_turn,
+    synchronous(t.run_id) as in_turn,
     coalesce(before = t.global_steps - 1 or (before = 0 and t.global_steps - 1 = coalesce(r.at, 0)), t.global_steps = 0)
         as whole
 from (

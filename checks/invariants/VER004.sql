@@ -12,7 +12,7 @@
 -- faults: anchor_has_the_next_version, later_mini_batches_anchor_themselves
 create or replace temp table anchors as
 select rid, ord, run_id, global_steps, k, n, weights.version as version, weights.phase as phase,
-    coalesce(setting(run_id, 'trainer.v1.trainer_mode'), 'sync') = 'sync' as in_turn
+    synchronous(run_id) as in_turn
 from events
 where stage = 'old_log_prob' and op = 'forward' and field = 'log_probs' and weights.version is not null and n > 0;
 create or replace temp table moves as

@@ -11,7 +11,7 @@
 -- reports: areal-project/AReaL#1618
 -- faults: engine_sleeps_before_its_sessions_end, retry_meets_half_the_weights
 with told as (
-    select rid, op, n, attrs,
+    select rid, op, n,
         max(ord) filter (op = 'sleep') over before as slept, max(ord) filter (op = 'wake') over before as woke
     from events
     where op in ('sleep', 'wake') or (op = 'generate' and n > 0)
@@ -20,4 +20,4 @@ with told as (
 select rid, null as key, 'an engine that is awake' as expected, 'generated asleep' as actual,
     n || ' requests between sleep and wake' as detail, null as severity
 from told
-where op = 'generate' and (slept > coalesce(woke, 0) or attrs['asleep'] = 'true')
+where op = 'generate' and slept > coalesce(woke, 0)

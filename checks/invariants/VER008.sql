@@ -14,7 +14,7 @@ with aborted as (
     select c.rid, c.id
     from tag_cells as c join events as e using (rid)
     where c.finish_reason in ('abort', 'aborted', 'error')
-        and coalesce(setting(e.run_id, 'trainer.v1.trainer_mode'), 'sync') = 'sync'
+        and synchronous(e.run_id)
         and e.partition is distinct from 'val'
 )
 select a.rid, k.key, 'no token that trains' as expected, b.mask_sum || ' of ' || b.response_len || ' tokens' as actual,

@@ -177,7 +177,7 @@ def test_plugins_are_imported_when_traces_are_checked_and_not_before(installed: 
 
 @pytest.mark.slow
 def test_the_example_s_package_installs_and_judges(tmp_path: Path) -> None:
-    """Installed, its code is in the report of a plain check, and it fails on a response that is too long."""
+    """Installed, its code is in the report of a plain check, and it fails on a prompt that is too long for it."""
     pytest.importorskip("setuptools", minversion="77")
     source, site = tmp_path / "plugin", tmp_path / "site"
     shutil.copytree(EXAMPLE / "plugin", source)
@@ -188,14 +188,12 @@ def test_the_example_s_package_installs_and_judges(tmp_path: Path) -> None:
     assert "TEAM101" in done.stdout
     said = pq.read_metadata(GOOD).metadata
     config = json.loads(said[META_CONFIG])
-    config["data"]["max_response_length"] = 4
+    config["data"]["max_prompt_length"] = 60
     short = pq.read_table(GOOD).replace_schema_metadata(said | {META_CONFIG: json.dumps(config).encode()})
     pq.write_table(short, tmp_path / "short.parquet")
     done = command("check", str(tmp_path / "short.parquet"), PYTHONPATH=str(site))
     assert done.returncode == 1
-    assert done.stdout.startswith(
-        "TEAM101 responses keep to the configured length: first broken at step 1, stage rollout"
-    )
+    assert done.stdout.startswith("TEAM101 prompts leave room for turns: first broken at step 1, stage rollout")
     quiet = command("check", str(GOOD), "--select", "TEAM101", PYTHONPATH=str(site), LINEAGE_NO_PLUGINS="1")
     assert quiet.returncode == 2
     assert quiet.stderr.startswith("error: no invariant 'TEAM101'; ")

@@ -38,9 +38,14 @@ def test_the_list_is_narrowed_by_code_and_family(command) -> None:
     said = json.loads(command("faults", "--code", "que001", "--json").out)
     assert {one["code"] for one in said["faults"]} == {"QUE001"}
     families = {one.family for one in public_reports().values()}
-    chosen = json.loads(command("faults", "--family", "masks", "--json").out)["faults"]
-    assert all("masks" in one["families"] for one in chosen)
     assert "masks" in families
+    said = json.loads(command("faults", "--family", "masks", "--json").out)
+    assert all("masks" in one["families"] for one in said["faults"])
+    masks = [one for one in public_reports().values() if one.family == "masks"]
+    left_out = [one.id for one in masks if one.without]
+    assert [one["id"] for one in said["left_out"]] == left_out
+    assert (said["counts"]["known"], said["counts"]["left_out"]) == (len(masks), len(left_out))
+    assert said["counts"]["families"] == 1
 
 
 def test_an_unknown_code_or_family_is_one_line(command) -> None:

@@ -8,17 +8,24 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from lineage.checks.catalogue import catalogue
-from lineage.cli import selftest_page, selftest_text
-from lineage.cli.trials import Kind, Outcome, Place, Result, Seen, Trial, attempt
-from lineage.trainer.faults.registry import all_faults
+from lineage.cli import selftest_page, selftest_text, trials
+from lineage.cli.together import Judgement
+from lineage.cli.trials import Kind, Outcome, Place, Result, Seen, Trial, attempt, attempt_together
+from lineage.trainer.faults.registry import Fault, all_faults
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "selftest.md"
+SAMPLES = ROOT / "traces" / "samples"
+GOOD, WARNS = SAMPLES / "good.parquet", SAMPLES / "bad" / "QUE006.parquet"
 WANTED = Place("MSK002", "update_actor", 2)
 
 
@@ -61,7 +68,7 @@ def test_the_matrix_says_who_else_fails() -> None:
     """A line a fault: its code, and the others that fail on it; brackets around a code that is silent."""
     seen = {"MSK002": Seen("pass", 9, 0, 0), "QUE003": Seen("fail", 9, 1, 0)}
     lines = list(selftest_text.matrix_lines([CAUGHT, outcome(Result.WRONG_CODE, "other", seen=seen)]))
-    assert lines[:2] == ["MSK002    some_fault  only this code", "(MSK002)  other       also QUE003"]
+    assert lines == ["MSK002    some_fault  only this code", "(MSK002)  other       also QUE003"]
     assert selftest_text.only_by([CAUGHT]) == {"MSK002": ["some_fault"]}
 
 
@@ -97,6 +104,10 @@ def test_a_page_of_another_kind_is_left_alone(tmp_path: Path) -> None:
         (("--fault", "late_writer", "--matrix"), "only one can be meant"),
         (("--matrix", "--write", "x.md"), "leave --fault, --code, --matrix out"),
         (("--code", "KEY99"), "KEY99"),
+        (("--clean-runs", "0"), "--clean-runs"),
+        (("--seed", "5"), "give --clean-runs N as well"),
+        (("--no-laws", "--matrix"), "--no-laws is for a whole selftest"),
+        (("--laws", "--clean-runs", "1"), "--laws is for a whole selftest"),
     ],
 )
 def test_a_wrong_use_is_one_line(command, arguments, says) -> None:
@@ -130,6 +141,58 @@ def test_a_clean_run_is_judged_by_every_code_and_its_trace_goes(tmp_path: Path) 
     done = attempt(Trial(Kind.CLEAN, "lab"), tmp_path)
     assert (done.result, done.error, done.headline) == (Result.CLEAN, "", ())
     assert set(done.seen) == {one.code for one in catalogue()}
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, Path], None]:
+    """Let the lab record these samples in place of runs, one with a fault, one without, and few codes judge them."""
+
+    def _recorded(faulty: Path, clean: Path) -> None:
+        def record(target: Path, fault: Fault | None = None, overrides: Sequence[str] = ()) -> Path:
+            table = pq.read_table(clean if fault is None or fault.kind == "trace" else faulty)
+            run_id = pa.array([target.stem] * len(table))
+            pq.write_table(table.set_column(table.schema.get_field_index("run_id"), "run_id", run_id), target)
+            return target
+
+        monkeypatch.setattr("lineage.trainer.faults.lab.record", record)
+        few = tuple(one for one in catalogue() if one.code in ("KEY001", "QUE006"))
+        monkeypatch.setattr("lineage.checks.catalogue.catalogue", lambda: few)
+
+    return _recorded
+
+
+def test_a_clean_run_that_warns_is_a_false_alarm(tmp_path: Path, recorded: Callable[[Path, Path], None]) -> None:
+    """A warning on a run without a fault is as wrong as an error, judged alone or beside others: it is named."""
+    recorded(GOOD, WARNS)
+    tried = [Trial(Kind.CLEAN, "one"), Trial(Kind.CLEAN, "other")]
+    for done in (attempt(tried[0], tmp_path), *attempt_together(tried, tmp_path)):
+        assert (done.result, done.failed) == (Result.FALSE_ALARM, ())
+        assert done.blamed is not None
+        assert done.blamed.code == "QUE006"
+        assert selftest_text.offence(done).startswith(f"{done.trial.name}: {done.blamed}: expected")
+
+
+def test_a_warning_that_is_true_of_the_configuration_is_none() -> None:
+    """A rejection makes two masks of one, and MSK002 says so; without one they must be one."""
+    warned = Judgement(None, (Place("MSK002", "update_actor", 1),), {}, clean=True)
+    rejecting = Trial(Kind.CLEAN, "rejecting", ("+algorithm.rollout_correction.rollout_rs=token_k1",))
+    assert trials._clean(rejecting, warned)
+    assert not trials._clean(Trial(Kind.CLEAN, "lab"), warned)
+    assert not trials._clean(rejecting, replace(warned, warned=(Place("MSK005", "update_actor", 1),)))
+
+
+@pytest.mark.parametrize(("clean", "result"), [(GOOD, Result.CAUGHT), (WARNS, Result.MISSED)])
+def test_a_fault_that_only_warns_is_unlike_its_twin(
+    tmp_path: Path, recorded: Callable[[Path, Path], None], clean: Path, result: Result
+) -> None:
+    """Where the same run without the fault warns as well, the warning does not tell of the fault."""
+    recorded(WARNS, clean)
+    tried = [Trial(Kind.FAULT, "importance_weights_are_not_read")]
+    for done in (attempt(tried[0], tmp_path), *attempt_together(tried, tmp_path)):
+        assert done.result is result
+        assert ("without this fault" in done.error) == (result is Result.MISSED)
+        assert all(line.startswith(("QUE006", "  ")) for line in done.headline)
     assert list(tmp_path.iterdir()) == []
 
 

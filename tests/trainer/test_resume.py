@@ -15,9 +15,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from lineage import hooks
 from lineage.checks import check
+from lineage.cli import app
 from lineage.trainer.checkpoint import LATEST, CheckpointError, saved_steps
 from lineage.trainer.config import ConfigError, compose, resolved, validate_config
 from lineage.trainer.grpo import PPOTrainerSync
@@ -188,23 +190,33 @@ def test_what_resuming_needs_is_asked_before_the_run():
     assert "is not read" in line
 
 
-def lineage(folder, *words):
-    """Run the command line in a folder; returns what it printed."""
-    code = "from lineage.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", code, *words], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """Runs the command line in a folder of the test's own; returns what it printed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LINEAGE_DISABLED", raising=False)
+    before = hooks.recorder()
+
+    def run_command(*words):
+        done = CliRunner().invoke(app, words)
+        hooks.install(before)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    return run_command
 
 
 @pytest.mark.slow
-def test_five_and_five_steps_are_ten(tmp_path):
+def test_five_and_five_steps_are_ten(command, tmp_path):
     """By the command line: stopped after step 5 and resumed to 10, the traces agree in key, length and fingerprint."""
-    lineage(
-        tmp_path, "run", "trainer.total_training_steps=10", "trainer.default_local_dir=whole", "trainer.save_freq=10"
-    )
+    mini = "actor_rollout_ref.actor.ppo_mini_batch_size=2"
+    sizes = ("data.train_batch_size=4", "data.max_response_length=6", "rollout.n=2", mini)
+    five, ten = ((f"trainer.total_training_steps={steps}", *sizes) for steps in (5, 10))
+    command("run", *ten, "trainer.default_local_dir=whole", "trainer.save_freq=10")
     halves = ("trainer.default_local_dir=halves", "trainer.save_freq=5", "trainer.resume_mode=auto")
-    lineage(tmp_path, "run", "trainer.total_training_steps=5", *halves)
-    lineage(tmp_path, "run", "trainer.total_training_steps=10", *halves)
+    command("run", *five, *halves)
+    onwards = [sys.executable, "-c", "from lineage.cli import main; main()", "run", *ten, *halves]
+    subprocess.run(onwards, check=True, capture_output=True)  # in another process: nothing is left of the first half
     first, _, resumed = sorted(path for path in (tmp_path / "runs").iterdir() if not path.is_symlink())
     apart, (here, there) = differing_rows(first, resumed, 5)
     assert apart == []
@@ -214,7 +226,7 @@ def test_five_and_five_steps_are_ten(tmp_path):
         for name in ("whole", "halves")
     )
     assert all(torch.equal(tensor, joined[name]) for name, tensor in whole.items())
-    assert re.search(r"steps +6\.\.10", lineage(tmp_path, "info", str(resumed)))
+    assert re.search(r"steps +6\.\.10", command("info", str(resumed)))
 
 
 @pytest.mark.slow

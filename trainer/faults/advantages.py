@@ -32,7 +32,7 @@ def _afterwards(change: Callable[[Advantages, Tensor, Sequence[str]], Advantages
     return {ESTIMATOR: estimate}
 
 
-# -------------------------------------------------------------------------------------------------------- ADV001
+# ----------------------------------------------------------------------------------------------- outside the mask
 
 
 @fault("ADV001", "advantage", reports=["areal-seq-advantage-includes-masked"])
@@ -81,7 +81,7 @@ def a_rejection_nobody_is_told_of() -> Seams:
     return {"lineage.trainer.stages.advantage.rejected_rows": nothing}
 
 
-# -------------------------------------------------------------------------------------------------------- ADV002
+# ------------------------------------------------------------------------------ in other rows, or of another size
 
 
 @fault("LEN003", "advantage")
@@ -129,17 +129,18 @@ def _raise_by(row: dict[str, Any], by: float) -> None:
     row["fingerprint"] = [(value + 1) % 2**64 for value in row["fingerprint"]]
 
 
-# -------------------------------------------------------------------------------------------------------- ADV004
+# ------------------------------------------------------------------------------------------ not one value a session
 
 
 @fault("ADV004", "advantage", reports=["slime-whiten-without-cp-group"])
 def halves_whitened_apart() -> Seams:
-    """Two context-parallel ranks hold a half of each sequence and scale it by a deviation of their own."""
+    """Two context-parallel ranks hold a half of each sequence and divide it by a deviation of their own."""
 
     def change(made: Advantages, mask: Tensor, _keys: Sequence[str]) -> Advantages:
-        scale = torch.ones_like(made.advantages)
-        scale[:, mask.shape[1] // 2 :] = 1.25
-        return Advantages(made.advantages * scale, made.returns * scale)
+        white, half = made.advantages.clone(), mask.shape[1] // 2
+        for part in (slice(None, half), slice(half, None)):
+            white[:, part] /= made.advantages[:, part][mask[:, part].bool()].std() + 1e-8
+        return Advantages(white, white.clone())
 
     return _afterwards(change)
 
@@ -179,13 +180,7 @@ def the_return_scan_stops() -> Seams:
     return _afterwards(change)
 
 
-@fault(
-    "ADV004",
-    "advantage",
-    "+experiment=multi_output",
-    "actor_rollout_ref.rollout.n=4",
-    reports=["skyrl-stepwise-advantage-wrong-mask"],
-)
+@fault("ADV004", "advantage", *DRAFTS, reports=["skyrl-stepwise-advantage-wrong-mask"])
 def the_last_outputs_mask_on_all_outputs() -> Seams:
     """The masked advantage of a session's last output is copied to the others, whose tokens lie elsewhere."""
 
@@ -215,7 +210,7 @@ def earlier_outputs_do_not_train() -> Seams:
     return _afterwards(change)
 
 
-# -------------------------------------------------------------------------------------------------------- ADV005
+# ---------------------------------------------------------------------------------------------------- groups of one
 
 
 def _alone(value: Callable[[Tensor], Tensor]) -> Seams:
@@ -235,9 +230,9 @@ def a_lone_session_trains_on_its_reward() -> Seams:
 
 
 @fault("ADV005", "advantage", "+experiment=failures", step=1)
-def the_survivor_of_a_group_trains_on_its_reward() -> Seams:
-    """The other sessions of a group failed, and the one that is left trains on its raw reward."""
-    return _alone(lambda scores: scores + 0.5)
+def the_survivor_of_a_group_meets_the_batch() -> Seams:
+    """The other sessions of a group failed, and the one that is left is compared with the mean of the batch."""
+    return _alone(lambda scores: scores - scores.mean())
 
 
 @fault("VAL001", "advantage", "actor_rollout_ref.rollout.n=1", reports=["roll-whiten-single-token"])

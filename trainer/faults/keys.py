@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -217,11 +218,14 @@ def one_seed_for_all_sessions() -> Seams:
     return {"lineage.trainer.agent_loop.base.Session.draw_seed": draw_seed}
 
 
-@fault("KEY009", "rollout", "actor_rollout_ref.rollout.n=4")
+@fault("KEY009", "rollout")
 def group_generated_once() -> Seams:
-    """The prefix cache answers a repeated prompt from the first request: later sessions of a group are its copies."""
+    """The engine answers a prompt it has just been asked from its cache: later sessions of a group are copies, whatever
+    their seeds."""
 
-    def draw_seed(original: Any, session: Any, turn: int) -> int:
-        return original(replace(session, session_id=min(session.session_id, 2)), turn)
+    def decode(original: Any, module: Any, prompts: Sequence[Sequence[int]], *rest: Any, **options: Any) -> Drawn:
+        drawn = original(module, prompts, *rest, **options)
+        rows = [list(prompts).index(prompt) for prompt in prompts]
+        return Drawn(*([column[row] for row in rows] for column in (drawn.token_ids, drawn.log_probs, drawn.finished)))
 
-    return {"lineage.trainer.agent_loop.base.Session.draw_seed": draw_seed}
+    return {DECODE: decode}

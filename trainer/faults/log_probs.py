@@ -105,8 +105,7 @@ def buffer_not_filled() -> Seams:
 
 @fault("LGP001", "old_log_prob")
 def infinite_old_log_prob() -> Seams:
-    """One token's old log-prob is minus infinity: it lay outside a support that the trainer cut too."""
-
+    """The last tokens' old log-probs are minus infinity: they lay outside a support that the trainer cut too."""
     return spoilt("old_log_prob", -float("inf"))
 
 
@@ -158,7 +157,7 @@ def sampler_head_in_bfloat16() -> Seams:
 
 @fault("LGP002", "old_log_prob", reports=["verl-old-logprob-not-equal-first-update"])
 def one_session_scored_by_others() -> Seams:
-    """One session was retried, and keeps the log-probs of its first try."""
+    """One session's log-probs come from another pass over its answer: each is off by 0.05, up or down."""
     return sampled(lambda scores: scores + 0.05 * torch.linspace(-1.0, 1.0, len(scores)).sign(), slice(2, 3))
 
 
@@ -276,26 +275,6 @@ def anchor_forgotten_in_the_loss() -> Seams:
 
 
 # --------------------------------------------------------------------------------------------------------- LGP009
-
-
-@fault("LGP009", "old_log_prob")
-def rows_of_a_pack_see_each_other() -> Seams:
-    """Rows are packed into one sequence without a mask between them: each attends to those before it."""
-
-    def score(
-        original: Any, module: Any, ids: Tensor, attention: Tensor, positions: Tensor, **options: Any
-    ) -> TokenScores:
-        kept, lengths = attention.bool(), attention.sum(dim=-1).tolist()
-        packed = (values[kept].unsqueeze(0) for values in (ids, attention, positions))
-        scores = original(module, *packed, **options)
-
-        def apart(values: Tensor) -> Tensor:
-            return torch.nn.utils.rnn.pad_sequence(list(values[0].split(lengths)), batch_first=True)
-
-        entropy = None if scores.entropy is None else apart(scores.entropy)
-        return TokenScores(apart(scores.log_probs), entropy, scores.temperature)
-
-    return {SCORE_TOKENS: score}
 
 
 @fault("LGP009", "old_log_prob", reports=["prime-packed-logprob-length"])

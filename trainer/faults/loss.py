@@ -162,7 +162,7 @@ def kl_logged_and_not_added() -> Seams:
 
 @fault("LOS002", "update_actor", step=2)
 def last_micro_batch_weighs_half() -> Seams:
-    """Accumulated gradients are divided once too often on the rank that accumulates more."""
+    """The micro-batch before the optimiser steps is divided by the number of them once more than the others."""
     seen: list[MicroLoss] = []
 
     def value(original: Any, loss: MicroLoss) -> Tensor:

@@ -149,12 +149,13 @@ def freed_slots_still_answer() -> Seams:
 
 @fault("QUE003", "balance")
 def one_object_stands_for_two_rows() -> Seams:
-    """Objects are kept by their place in a list that is shared: a read gives the prompt of the row before."""
+    """Objects are kept by their place in a list that is shared: a read gives the prompt of another row."""
 
     def get(original: Any, queue: Any, keys: list[str], partition_id: str, *rest: Any) -> TensorDict:
         data: TensorDict = original(queue, keys, partition_id, *rest)
         if hooks.current().name == "balance":
-            data["raw_prompt"] = NonTensorStack(*[[{"role": "user", "content": "1 + 1 ="}] for _ in keys])
+            others = [key for key in queue._partitions[partition_id] if key not in keys]
+            data["raw_prompt"] = original(queue, others[-len(keys) :], partition_id, ["raw_prompt"])["raw_prompt"]
         return data
 
     return {GET: get}

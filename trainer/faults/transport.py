@@ -41,10 +41,15 @@ def tokens_replayed_without_their_advantages() -> Seams:
         data = original(queue, keys, partition, *rest)
         if hooks.current().name == "update_actor":
             rows = rows_of(data["input_ids"])
-            data["input_ids"] = nested_from_list([row.roll(1) if place < 2 else row for place, row in enumerate(rows)])
+            data["input_ids"] = nested_from_list([*map(_filled, rows[:2], rows[2:4]), *rows[2:]])
         return data
 
     return {GET: get}
+
+
+def _filled(row: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The other row, cut or filled up to the length of this one."""
+    return torch.nn.functional.pad(other[: len(row)], (0, max(0, len(row) - len(other))))
 
 
 @fault("MSK002", "update_actor", reports=["unsloth-batch-size-not-num-generations"])
@@ -56,11 +61,7 @@ def mask_of_another_micro_batch() -> Seams:
     def backward(original: Any, worker: Any, rows: Any, *rest: Any) -> Any:
         masks = rows.columns["loss_mask"]
         first.extend(masks if not first else [])
-        others = [first[place % len(first)] for place in range(len(masks))]
-        fitted = [
-            torch.nn.functional.pad(mask[: len(own)], (0, max(0, len(own) - len(mask))), value=0)
-            for own, mask in zip(masks, others, strict=True)
-        ]
+        fitted = [_filled(mask, first[place % len(first)]) for place, mask in enumerate(masks)]
         return original(worker, replace(rows, columns={**rows.columns, "loss_mask": fitted}), *rest)
 
     return {"lineage.trainer.training.TrainingWorker._backward": backward}

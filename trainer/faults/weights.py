@@ -12,6 +12,7 @@ from lineage import hooks
 from lineage.hooks import Weights
 from lineage.trainer.actor import ActorRolloutRefWorker
 from lineage.trainer.faults.registry import Seams, fault
+from lineage.trainer.faults.seams import TRAINER
 from lineage.trainer.rollout.base import SamplingParams
 from lineage.trainer.rollout.hf import HFRollout
 from lineage.trainer.rollout.sampling import decode
@@ -20,7 +21,6 @@ from lineage.trainer.weight_sync import CheckpointEngineManager
 SENT = "lineage.trainer.actor.ActorRolloutRefWorker.state_dict"
 RECEIVED = "lineage.trainer.rollout.hf.HFRollout.update_weights"
 SLEEP = "lineage.trainer.rollout.hf.HFRollout.sleep"
-WAKE = "lineage.trainer.rollout.hf.HFRollout.wake_up"
 RESET = "lineage.trainer.rollout.hf.HFRollout.reset_cache"
 SYNC = "lineage.trainer.weight_sync.CheckpointEngineManager.update_weights"
 LORA = "+experiment=lora_ref"
@@ -155,21 +155,16 @@ def deep_sleep_is_not_followed_by_a_load() -> Seams:
     return {SLEEP: sleep, RECEIVED: receive}
 
 
-@fault("VER002", "weight_sync", step=1, reports=["trl-sleep-mode-reloads-initial-weights"])
+@fault("LGP002", "old_log_prob", reports=["trl-sleep-mode-reloads-initial-weights"])
 def waking_loads_the_first_weights() -> Seams:
-    """Waking loads what the engine was started with, over the weights it has just been given."""
-    first: dict[str, Tensor] = {}
+    """Waking is left to the first request, and loads what the engine was started with over what it was given."""
 
-    def sleep(original: Any, engine: HFRollout) -> None:
-        original(engine)
-        first.update({name: tensor.clone() for name, tensor in engine.resident().items()})
-
-    def wake_up(original: Any, engine: HFRollout) -> None:
-        original(engine)
-        assert engine.version is not None
+    async def sample(original: Any, trainer: Any) -> Any:
+        engine, first = trainer.parts.rollout, trainer.parts.worker.reference.state_dict()
         load(engine, first.items(), engine.version)
+        return await original(trainer)
 
-    return {SLEEP: sleep, WAKE: wake_up}
+    return {f"{TRAINER}._sample": sample}
 
 
 @fault("VER002", "weight_sync", reports=["verl-lora-views-into-reused-buffer"])
@@ -298,14 +293,20 @@ def adapter_is_never_sent() -> Seams:
 
 
 @fault("VER006", "weight_sync")
-def first_weights_are_published() -> Seams:
-    """What is published is the copy kept on the host at the start, not the shards the optimiser moves."""
+def weights_are_copied_before_the_step() -> Seams:
+    """The copy to be published is begun beside the update and not waited for: it holds what was there before."""
+    copied: dict[str, Tensor] = {}
+
+    def update(original: Any, worker: ActorRolloutRefWorker, batch: Any) -> dict[str, float]:
+        copied.update({name: tensor.clone() for name, tensor in worker.state_dict()})
+        metrics: dict[str, float] = original(worker, batch)
+        return metrics
 
     def send(original: Any, worker: ActorRolloutRefWorker) -> Iterator[tuple[str, Tensor]]:
-        assert worker.reference is not None
-        return iter(worker.reference.state_dict().items())
+        sent: Iterator[tuple[str, Tensor]] = original(worker)
+        return iter(copied.items()) if syncing() else sent
 
-    return {SENT: send}
+    return {"lineage.trainer.actor.ActorRolloutRefWorker.update_actor": update, SENT: send}
 
 
 @fault("VER006", "weight_sync")
@@ -372,7 +373,7 @@ def engine_sleeps_before_its_sessions_end() -> Seams:
     def admit(original: Any, engine: HFRollout, *args: Any) -> None:
         return None
 
-    return {"lineage.trainer.grpo.PPOTrainerSync._sample": sample, "lineage.trainer.rollout.hf.HFRollout._admit": admit}
+    return {f"{TRAINER}._sample": sample, "lineage.trainer.rollout.hf.HFRollout._admit": admit}
 
 
 def _forget(engine: HFRollout) -> None:

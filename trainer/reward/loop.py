@@ -33,7 +33,7 @@ class RewardLoopWorker:
             st.consume({"responses": [tokens]}, keys=[key], producer="AgentLoopWorker.run")
             try:
                 result = await self.manager.run_single(response_ids, row)
-            except Exception:  # whoever catches it and scores 0 contradicts this row
+            except Exception:  # the trajectory has no score, whatever the caller makes of the error
                 st.filter([key], columns={"status": ["failure"], "reason": ["failed"]})
                 raise
             _record(st, key, result.score, row)

@@ -51,7 +51,7 @@ class NaiveRewardManager:
     async def run_single(self, response_ids: Sequence[int], row: Mapping[str, Any]) -> Score:
         """Score one response of a dataset row.
 
-        A score that is NaN or infinite is taken, as in verl, with a warning: the checks see what becomes of it.
+        A score that is NaN or infinite is taken, as in verl, with a warning.
 
         Raises:
             RewardError: no scorer for the row, or it returned neither a number nor a dict with ``score``.

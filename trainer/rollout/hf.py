@@ -169,7 +169,6 @@ class HFRollout:
                 "generated": [output.generated for output in outputs],
             },
             weights=Weights(self.version, "engine", cache_epoch=self.cache_epoch, training=self.module.training),
-            attrs={"asleep": "true"} if self.asleep else None,
             sampling=Sampling(
                 temperature=params.temperature,
                 top_p=params.top_p,

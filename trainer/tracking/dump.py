@@ -17,9 +17,6 @@ from lineage.trainer.protocol import KVBatchMeta
 from lineage.trainer.reward.loop_manager import EXTRA_KEYS
 from lineage.trainer.training import rows_of
 
-# what a line must say for its row of the trace
-_TRACED = ("key", "is_padding", "score")
-
 
 class DumpError(UserError):
     """The dump folder cannot be written."""
@@ -111,20 +108,17 @@ def write_samples(folder: Path, global_steps: int, samples: Sequence[Sample], se
                 file.write(json.dumps(line, ensure_ascii=False, default=_plain) + "\n")
     except OSError as error:
         raise DumpError(f"{setting}={folder}: {error.strerror or error}") from error
-    _record(lines)
+    _record(samples, lines)
     return path
 
 
-def _record(lines: Sequence[Mapping[str, Any]]) -> None:
-    """One row: the score of each line under the key and the tag it was written with."""
-    known = set.intersection(*(set(line) for line in lines)) if lines else set()
-    attrs = {"lines": str(len(lines)), "columns": ",".join(sorted(known))}
-    if not lines or not known.issuperset(_TRACED):
-        hooks.current().event("produce", "dump", entity="trajectory", attrs=attrs)
-        return
-    columns = {"is_padding": [bool(line["is_padding"]) for line in lines]}
+def _record(samples: Sequence[Sample], lines: Sequence[Mapping[str, Any]]) -> None:
+    """One row: the score of each line under the key and the tag of its sample, and what every line says."""
+    said = set.intersection(*(set(line) for line in lines)) if lines else set()
+    attrs = {"lines": str(len(lines)), "columns": ",".join(sorted(said))}
+    columns = {"is_padding": [sample.is_padding for sample in samples]}
     scores = np.array([line["score"] for line in lines], dtype=np.float64)
-    keys = [str(line["key"]) for line in lines]
+    keys = [sample.key for sample in samples]
     # no partition: a line is written to a file, not to the queue
     hooks.current().produce({"dump": scores}, keys=keys, columns=columns, attrs=attrs, partition=None)
 

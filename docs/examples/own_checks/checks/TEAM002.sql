@@ -15,6 +15,6 @@ from events left join expected using (k)
 where field = 'old_log_probs' and v is distinct from response_v;
 select e.rid, e.key, b.response_len as expected, e.valid_length as actual, null as detail, null as severity
 from elements as e
-join keys using (key)
+join keys using (run, key)
 join base as b using (id)
 where e.valid_length <> b.response_len

@@ -9,17 +9,17 @@ from lineage.checks import Finding, Invariant, Tables, hookimpl, invariant
 
 @invariant(
     code="TEAM101",
-    name="responses keep to the configured length",
-    says="No response is longer than data.max_response_length of the run's own configuration.",
+    name="prompts leave room for turns",
+    says="No prompt takes more than half of data.max_prompt_length, so that what a tool says can be added.",
     needs=("valid_length",),
-    fields=("responses",),
-    examines="select count(*) from base where response_len is not null",
-    causes="The sampling parameters of the rollout engine were set apart from the trainer's.",
+    fields=("prompts",),
+    examines="select count(*) from base where prompt_len is not null",
+    causes="A chat template or a system message grew.",
 )
-def responses_keep_to_the_configured_length(tables: Tables) -> Iterator[Finding]:
+def prompts_leave_room_for_turns(tables: Tables) -> Iterator[Finding]:
     """The limit is in the configuration, which SQL does not see."""
-    limit = int(tables.trace.metadata["config"]["data"]["max_response_length"])
-    query = "select responses_rid, key, response_len from base join keys using (id)"
+    limit = int(tables.trace.metadata["config"]["data"]["max_prompt_length"]) // 2
+    query = "select prompts_rid, key, prompt_len from base join keys using (id)"
     for rid, key, length in tables.sql(query).fetchall():
         if length is not None and length > limit:
             yield Finding(rid, key, expected=f"at most {limit} tokens", actual=length)
@@ -28,4 +28,4 @@ def responses_keep_to_the_configured_length(tables: Tables) -> Iterator[Finding]
 @hookimpl
 def lineage_invariants() -> list[Invariant]:
     """What this distribution brings."""
-    return [responses_keep_to_the_configured_length]
+    return [prompts_leave_room_for_turns]
