@@ -2,7 +2,7 @@
 -- name: a reorder moves rows, nothing else
 -- severity: error
 -- says: A reorder keeps the multiset of its batch's keys and their version tags, and in a dense container all fields follow one permutation.
--- needs: key
+-- needs: key, seq
 -- fields:
 -- examines: select sum(n) from events where op = 'reorder'
 -- subsumed_by: KEY002

@@ -2,7 +2,7 @@
 -- name: padding and back loses nothing
 -- severity: error
 -- says: Nested to padded to nested keeps every valid length and every fingerprint.
--- needs: key, valid_length, fingerprint
+-- needs: key, valid_length, fingerprint, mini_batch
 -- fields:
 -- examines: select sum(n) from events where op in ('pad', 'unpad') and field <> 'key' and entity = 'trajectory'
 -- subsumed_by: LEN006, LEN008

@@ -2,7 +2,7 @@
 -- name: metrics follow from the rows
 -- severity: error
 -- says: Score, reward, advantage, return, length, turn, entropy, policy drift and validation metrics are what the step's rows give by the profile's formulas.
--- needs: key, sum
+-- needs: key, sum, update_index, is_padding
 -- fields: metrics
 -- examines: select count(*) from measured where name <> 'perf/total_num_tokens'
 -- subsumed_by: KEY003, LEN003, MSK002, QUE003, LEN001, VAL001, LGP001, LGP008, LOS005

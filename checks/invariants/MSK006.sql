@@ -2,7 +2,7 @@
 -- name: what the engine counted
 -- severity: error
 -- says: policy_len is the number of tokens the engine reports as generated, less declared cuts, and the turns of a trajectory add up to prompt_len + response_len.
--- needs: key, generated, mask_sum
+-- needs: key, generated, mask_sum, is_padding
 -- fields: response_mask
 -- examines: select count(*) from base left join ribbons as r using (id) left join tag_cells as t using (id) where not is_padding and (r.counted > 0 or t.generated is not null)
 -- subsumed_by: MSK001, MSK003, MSK004, LEN001

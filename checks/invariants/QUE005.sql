@@ -2,7 +2,7 @@
 -- name: a group's status runs its course
 -- severity: error
 -- says: The status of a prompt goes pending, running, finished or failure and no other way; the sample takes groups that have ended, and in a synchronous run data.train_batch_size of them, what is left out being declared; prompt keys hold tags and no fields.
--- needs: status
+-- needs: status, seq
 -- fields:
 -- examines: select count(*) from group_cells where entity = 'prompt' and status is not null
 -- subsumed_by: QUE001, KEY005

@@ -2,7 +2,7 @@
 -- name: a stage writes its own outputs
 -- severity: error
 -- says: A stage writes to the queue only the fields it is there to make; any other it puts back unchanged. What is stored carries no gradient.
--- needs: key, seq
+-- needs: key, seq, is_padding
 -- fields:
 -- examines: select coalesce(sum(n), 0) from events where queue and op = 'produce' and entity = 'trajectory'
 -- subsumed_by: KEY001, QUE001, TOK004

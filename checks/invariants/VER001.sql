@@ -2,7 +2,7 @@
 -- name: version tags are true
 -- severity: error
 -- says: The version tags of a real trajectory are there, and min <= max <= the version the rollout was last given <= the step that trains on it; in a synchronous run both are the version of the last completed sync, global_steps - 1, and step g publishes version g.
--- needs: key, global_steps_tag
+-- needs: key, global_steps_tag, min_global_steps, max_global_steps
 -- fields:
 -- examines: select count(*) from key_cells where entity = 'trajectory' and op in ('tag', 'produce') and global_steps_tag is not null and not coalesce(is_padding, false)
 -- subsumed_by: KEY001, QUE001, VER003

@@ -2,7 +2,7 @@
 -- name: the engine has the actor's weights
 -- severity: error
 -- says: A weight sync sends every name of the actor's state dict, tied tensors and buffers included, with the actor's own content; after it each tensor the engine serves with has the fingerprint of what was sent, as cast, those it keeps as one by composition of their parts.
--- needs: weights, fingerprint
+-- needs: weights, fingerprint, seq
 -- fields: parameters
 -- examines: select coalesce(sum(e.n), 0) from events as e where e.op = 'sync' and e.entity = 'param' and e.weights.phase = 'engine' and e.c is not null and exists (select 1 from events as s where s.op = 'sync' and s.weights.phase = 'actor' and s.c is not null and s.run_id is not distinct from e.run_id and s.global_steps = e.global_steps)
 -- subsumed_by:

@@ -2,7 +2,7 @@
 -- name: the engine generates with the last weights
 -- severity: error
 -- says: Between a change of the actor's weights and the next generation of a synchronous run there is a completed sync, whose caches begin anew before the engine wakes; one precedes the first generation, and the engine generates under the version and cache epoch of the last one.
--- needs: weights
+-- needs: weights, seq
 -- fields: parameters
 -- examines: select count(*) from events where (op = 'generate' and weights.version is not null) or (op = 'sync' and entity = 'param' and weights.phase = 'engine')
 -- subsumed_by: VER001, VER007

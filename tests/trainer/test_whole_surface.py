@@ -15,7 +15,7 @@ from lineage.trainer.grpo import PPOTrainerSync
 from lineage.trainer.queue import LocalTransferQueue
 from lineage.trainer.tasks import make_rows
 
-STEPS = 10
+STEPS = 20
 # what no run of this sort shows: rows scored alone are not asked for, the loss is a mean over tokens, no staleness
 UNSEEN = {"LGP009", "PAD003", "VER005"}
 
@@ -65,8 +65,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LocalTransferQu
             "trainer.n_gpus_per_node=2",
             f"trainer.total_training_steps={STEPS}",
             "trainer.val_before_train=true",
-            "trainer.test_freq=5",
-            "trainer.save_freq=5",
+            "trainer.test_freq=10",
+            "trainer.save_freq=10",
             f"trainer.rollout_data_dir={folder / 'dump'}",
         ]
     )
