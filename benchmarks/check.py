@@ -147,10 +147,11 @@ def _say(name: str, found: dict[str, Any]) -> None:
 
 def _say_codes(found: dict[str, Any], count: int) -> None:
     codes = sorted(found["codes"].items(), key=lambda item: -item[1])
-    judging = sum(seconds for _, seconds in codes)
-    print(f"reading {found['seconds'] - judging:.2f} s, judging {judging:.2f} s; of {len(codes)} codes the slowest:")
+    print(
+        f"of {len(codes)} codes, which are asked side by side, the slowest with the tables that each was first to need:"
+    )
     for code, seconds in codes[:count]:
-        print(f"  {code}  {seconds:.3f} s  {seconds / found['seconds']:.1%}")
+        print(f"  {code}  {seconds:.3f} s")
 
 
 def _megabytes(folder: Path) -> float:
