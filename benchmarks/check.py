@@ -147,9 +147,7 @@ def _say(name: str, found: dict[str, Any]) -> None:
 
 def _say_codes(found: dict[str, Any], count: int) -> None:
     codes = sorted(found["codes"].items(), key=lambda item: -item[1])
-    print(
-        f"of {len(codes)} codes, asked side by side, the slowest, with the tables each was first to need:"
-    )
+    print(f"of {len(codes)} codes, asked side by side, the slowest, with the tables each was first to need:")
     for code, seconds in codes[:count]:
         print(f"  {code}  {seconds:.3f} s")
 
