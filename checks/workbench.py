@@ -28,7 +28,9 @@ from lineage.checks.slices import Index, index, light
 from lineage.checks.slices import facts_of as facts_of_groups
 from lineage.traces.trace import Trace, facts_of
 
-_TABLES = Path(__file__).parent / "tables.sql"
+_TABLES = Path(__file__).parent / "tables"
+# A table is made of such as stand before it.
+_ORDER = ("events", "content", "turns", "groups", "metrics", "scores")
 _TABLE = "create or replace table"  # of all desks: a temporary one would be of its connection
 _WORD = re.compile(r"[a-z_]+")
 _FEW_FACTS = 300_000
@@ -192,12 +194,12 @@ class Workbench(Desk):
 
 @cache
 def _statements() -> tuple[str, ...]:
-    return statements(_TABLES.read_text("utf-8"))
+    return tuple(one for name in _ORDER for one in statements((_TABLES / f"{name}.sql").read_text("utf-8")))
 
 
 @cache
 def _named_tables() -> tuple[str, ...]:
-    """Names of the tables that are made when they are first asked for, in their order in the file."""
+    """Names of the tables that are made when they are first asked for, in their order."""
     return tuple(_WORD.findall(statement.removeprefix(_TABLE))[0] for statement in _statements()[2:])
 
 

@@ -4,36 +4,12 @@
 -- says: What a scorer could not judge has no score; groups whose sessions all have one score stay out where algorithm.filter_groups says so by the reward, and elsewhere their share per data_source is under a limit.
 -- needs: key, sum
 -- fields: rm_scores
--- examines: select coalesce((select sum(groups) from (select count(*) as groups from group_cells as g join (select distinct step_id, run_id from events) as e using (step_id) where g.entity = 'prompt' and g.stage = 'sample' and g.op = 'filter' and g.status = 'finished' and g.reason is null and g.partition is distinct from 'val' group by e.run_id having count(*) >= said('reward.groups') or (setting(e.run_id, 'algorithm.filter_groups.enable') = 'true' and setting(e.run_id, 'algorithm.filter_groups.metric') = 'reward'))), 0) + (select count(*) from key_cells where stage = 'reward' and op = 'filter' and reason is not null)
+-- examines: select coalesce((select sum(groups) from (select count(*) as groups from graded as g join (select distinct step_id, run_id from events) as e using (step_id) group by e.run_id, g.data_source having count(*) >= said('reward.groups') or (setting(e.run_id, 'algorithm.filter_groups.enable') = 'true' and setting(e.run_id, 'algorithm.filter_groups.metric') = 'reward'))), 0) + (select count(*) from key_cells where stage = 'reward' and op = 'filter' and reason is not null)
 -- subsumed_by: REW001, REW002, REW003, KEY002
 -- source: DAPO's dynamic sampling (arXiv:2503.14476), verl's filter_groups
 -- causes: A scorer's exception was swallowed and became a 0, the filter read a shaped or another batch's reward, or one data source is scored by a rule that never matches it.
 -- reports: NVIDIA-NeMo/RL#2431, OpenRLHF/OpenRLHF@e333e64a, huggingface/trl#5775
 -- faults: an_error_of_the_scorer_is_a_zero, the_filter_reads_a_shaped_reward, the_filter_takes_the_container_for_the_group
-create or replace temp table graded as
--- the groups a step trains on, with the least and the greatest score of their sessions' last outputs
-with finals as (
-    select b.step_id, k.group_id, count(*) as sessions, min(b.reward) as low, max(b.reward) as high
-    from base as b
-    join keys as k using (id)
-    left join last_outputs as l on l.group_id = k.group_id and l.session_id = k.session_id
-    where not b.is_padding and isfinite(b.reward) and k."index" = coalesce(l.last, 0)
-    group by b.step_id, k.group_id
-    having count(*) > 1
-),
-chosen as (
-    select rid, ord, step_id, id from group_cells
-    where entity = 'prompt' and stage = 'sample' and op = 'filter' and reason is null and status = 'finished'
-        and partition is distinct from 'val'
-),
-asked as (
-    select step_id, id, data_source from group_cells where entity = 'prompt' and stage = 'prompt' and op = 'produce'
-)
-select c.rid, c.ord, c.step_id, c.id, a.data_source, f.sessions, f.low, f.high
-from chosen as c
-join keys as k using (id)
-join finals as f on f.step_id = c.step_id and f.group_id = k.prompt_id
-left join asked as a on a.step_id = c.step_id and a.id = c.id;
 create or replace temp table flat_groups as
 select * from graded where low = high;
 with steps as (

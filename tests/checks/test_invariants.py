@@ -132,6 +132,9 @@ def test_the_data_parallel_size_follows_from_the_backend(topology, reported, cod
 
 def test_temporary_tables_have_names_of_their_own():
     """Codes share connections: a table of one must be no other's, and hide none that all of them ask."""
-    texts = [*(one.sql for one in catalogue()), (FOLDER.parent / "tables.sql").read_text("utf-8")]
+    texts = [
+        *(one.sql for one in catalogue()),
+        *(path.read_text("utf-8") for path in sorted((FOLDER.parent / "tables").glob("*.sql"))),
+    ]
     made = re.findall(r"^create or replace (?:temp )?table (\w+)", "\n".join(texts), re.M)
     assert [name for name, count in Counter([*made, *CELLS]).items() if count > 1] == []
