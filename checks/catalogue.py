@@ -22,7 +22,7 @@ _HEADER = re.compile(r"^-- (\w+):(.*)$")
 SEVERITIES = ("error", "warning")
 LOOKS = ("step", "run")
 _REQUIRED = ("code", "name", "severity", "says", "needs", "fields", "examines", "subsumed_by", "source", "causes")
-_OPTIONAL = ("looks", "reports", "faults", "backs_up")
+_OPTIONAL = ("stored", "looks", "reports", "faults", "backs_up")
 
 
 class CatalogueError(UserError):
@@ -47,6 +47,7 @@ class Invariant:
         subsumed_by: codes whose failure explains this one's.
         source: where the contract comes from.
         causes: what usually breaks it.
+        stored: columns the file must have, though nothing need be said in them.
         looks: how far it looks: at a ``step`` with the steps before it that share its keys, or at the whole ``run``;
             what looks at the run may ask for no content of trajectories, only for events, groups and parameters.
         reports: public reports of what it would have caught, such as ``verl-project/verl#7207``.
@@ -67,6 +68,7 @@ class Invariant:
     subsumed_by: tuple[str, ...]
     source: str
     causes: str
+    stored: tuple[str, ...] = ()
     looks: str = "step"
     reports: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
@@ -111,6 +113,7 @@ def parse(text: str, where: str) -> Invariant:
             subsumed_by=_names(header["subsumed_by"]),
             source=header["source"],
             causes=header["causes"],
+            stored=_names(header.get("stored", "")),
             looks=header.get("looks", LOOKS[0]),
             reports=_names(header.get("reports", "")),
             faults=_names(header.get("faults", "")),
@@ -136,7 +139,7 @@ def validated(one: Invariant, where: str) -> Invariant:
     if one.looks not in LOOKS:
         raise CatalogueError(f"{where}: looks {one.looks!r}: expected {' or '.join(LOOKS)}")
     columns = [column.name for column in COLUMNS]
-    for name in one.needs:
+    for name in (*one.needs, *one.stored):
         if name not in columns:
             near = get_close_matches(name, columns, n=1)
             raise CatalogueError(

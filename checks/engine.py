@@ -101,7 +101,7 @@ def _whole(bench: Workbench, invariants: Sequence[Invariant]) -> _Judged:
 def _sliced(bench: Workbench, invariants: Sequence[Invariant]) -> _Judged:
     """A slice at a time, then what looks at the whole run."""
     found = bench.index()
-    able = [one for one in invariants if not bench.trace.absent.intersection(one.needs)]
+    able = [one for one in invariants if not bench.trace.absent.intersection((*one.needs, *one.stored))]
     by_step = [one for one in able if one.looks == "step"]
     wanted = {name for one in able for name in one.needs}
     tallies = {one.code: _Tally() for one in invariants}
@@ -259,7 +259,7 @@ def _missing(
     trace: Trace, invariant: Invariant, fields: Collection[str], recorded: Callable[[str], bool]
 ) -> tuple[list[str], list[str]]:
     """What the invariant cannot do without: columns the trace does not have, columns and fields it never recorded."""
-    absent = [name for name in invariant.needs if name in trace.absent]
+    absent = [name for name in (*invariant.needs, *invariant.stored) if name in trace.absent]
     empty = [name for name in invariant.needs if name not in absent and not recorded(name)]
     unrecorded = [f"column {name} (never recorded)" for name in empty]
     unrecorded += [f"field {name} (never recorded)" for name in invariant.fields if name not in fields]

@@ -2,8 +2,9 @@
 -- name: as many updates as the batch asks for
 -- severity: error
 -- says: An update of N rows, padding included, takes E x N / (M x G) optimiser steps, each on a mini-batch of M x G rows. A warning where N is not B x G although no group failed, was refilled, padded or had several outputs.
--- needs: mini_batch, micro_batch
+-- needs: mini_batch
 -- fields:
+-- stored: micro_batch
 -- examines: select count(*) from events where stage = 'update_actor' and op = 'split' and mini_batch is not null and micro_batch is null and step_id in (select step_id from events where stage = 'update_actor' and op = 'dispatch')
 -- subsumed_by: BAT001, KEY006
 -- source: the batch arithmetic of verl's trainer: B, M and E count prompts, the actor sees trajectories

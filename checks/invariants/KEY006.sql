@@ -2,8 +2,9 @@
 -- name: every row trains once an epoch
 -- severity: error
 -- says: Every key handed to an update is in exactly one mini-batch of each PPO epoch: none is lost or doubled by the split, its remainder or the shuffle.
--- needs: key, mini_batch, micro_batch
+-- needs: key, mini_batch
 -- fields:
+-- stored: micro_batch
 -- examines: select sum(n) from events where stage = 'update_actor' and op = 'split' and mini_batch is not null and micro_batch is null and ppo_epoch is not null
 -- subsumed_by: BAT001, TOP002, KEY005
 -- source: TRL's buffer walked over more slices than were generated; open-instruct dropped what did not divide

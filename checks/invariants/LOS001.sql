@@ -2,8 +2,9 @@
 -- name: one denominator for a mini-batch
 -- severity: error
 -- says: Each term is divided by what its mode says of the whole mini-batch over all ranks: token-mean by its policy tokens, a mean over sequences by its rows; the mode is the configured one. So it is the same on every micro-batch and rank.
--- needs: loss, micro_batch
+-- needs: loss
 -- fields: loss, loss_mask
+-- stored: micro_batch
 -- examines: select count(*) from events where loss is not null and update_index is not null and loss.mode in ('token-mean', 'dapo', 'cispo', 'vespo', 'seq-mean-token-sum', 'seq-mean-token-mean', 'grpo', 'sapo', 'luspo', 'dr_grpo') and (coalesce(run_id, ''), global_steps) in (select (coalesce(run_id, ''), global_steps) from events where stage = 'update_actor' and op = 'split' and micro_batch is null)
 -- subsumed_by: MSK001, MSK002, BAT003, KEY003
 -- source: verl's agg_loss, TRL's loss_type; means of means seen in TRL, open-instruct, SkyRL, slime and verl
