@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ class Source:
     unseen: frozenset[tuple[str, int]] = frozenset()
     temporary: Path | None = None
 
-    @property
+    @cached_property
     def absent(self) -> frozenset[str]:
         """Columns of the schema this trace does not hold."""
         return frozenset(column.name for column in COLUMNS) - frozenset(self.stored)

@@ -26,7 +26,7 @@ def configurations(draw: st.DrawFn) -> Configuration:
 
 @pytest.mark.slow
 def test_a_clean_run_breaks_no_code_and_no_code_is_blind_in_all_of_them(tmp_path: Path) -> None:
-    """No violation on any configuration, in both halves of a run that resumes; each code passes on one at least."""
+    """No error on any configuration, in both halves of a run that resumes; each code passes on one at least."""
     passed: Counter[str] = Counter()
 
     @settings(
@@ -41,7 +41,9 @@ def test_a_clean_run_breaks_no_code_and_no_code_is_blind_in_all_of_them(tmp_path
     def a_clean_run_breaks_no_code(one: Configuration) -> None:
         done = attempt(Trial(Kind.CLEAN, "random", one.overrides, one.resume_after), tmp_path)
         note(f"{done.result}: {done.error} {' '.join(done.headline)}")
-        assert done.result is Result.CLEAN
+        # Warnings of what was drawn are true of some configurations (a mini-batch without a token, groups of one score).
+        assert done.result is not Result.CRASHED
+        assert done.failed == ()
         passed.update(code for code, seen in done.seen.items() if seen.verdict == "pass")
 
     a_clean_run_breaks_no_code()
