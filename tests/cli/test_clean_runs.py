@@ -41,7 +41,7 @@ def test_a_clean_run_breaks_no_code_and_no_code_is_blind_in_all_of_them(tmp_path
     def a_clean_run_breaks_no_code(one: Configuration) -> None:
         done = attempt(Trial(Kind.CLEAN, "random", one.overrides, one.resume_after), tmp_path)
         note(f"{done.result}: {done.error} {' '.join(done.headline)}")
-        # Warnings of what was drawn are true of some configurations (a mini-batch without a token, groups of one score).
+        # What was drawn may be warned of with reason: a mini-batch without a token, groups of one score.
         assert done.result is not Result.CRASHED
         assert done.failed == ()
         passed.update(code for code, seen in done.seen.items() if seen.verdict == "pass")
