@@ -18,17 +18,21 @@ from lineage.traces.source import Source
 
 #: what a trace of several runs answers with
 _ASKED = (
+    # What a macro is given may be a column's name, and is looked for among the macro's own columns first: so these have
+    # names that no caller has.
     """create or replace temp macro setting(run, path) as
-    (select any_value(c.value) from config as c where c.name = path and c.run_id = coalesce(run, ''))""",
+    (select any_value(c.its_value) from config as c(its_run, its_name, its_value)
+    where c.its_name = path and c.its_run = coalesce(run, ''))""",
     """create or replace temp macro said(path) as
-    (select any_value(try_cast(p.value as double)) from profile as p where p.name = path)""",
+    (select any_value(try_cast(p.its_value as double)) from profile as p(its_name, its_value)
+    where p.its_name = path)""",
     """create or replace temp macro synchronous(run) as
     coalesce(setting(run, 'trainer.v1.trainer_mode'), 'sync') = 'sync'""",
     """create or replace temp macro band(run) as
-    (select case when count(*) > 0 and bool_and(lower(c.value) in ('fp32', 'float32', 'false'))
+    (select case when count(*) > 0 and bool_and(lower(c.its_value) in ('fp32', 'float32', 'false'))
             then said('log_probs.float32') else said('log_probs.reduced') end
-    from config as c
-    where c.run_id = coalesce(run, '') and c.value is not null and c.name in (
+    from config as c(its_run, its_name, its_value)
+    where c.its_run = coalesce(run, '') and c.its_value is not null and c.its_name in (
         'actor_rollout_ref.actor.fsdp_config.model_dtype', 'actor_rollout_ref.actor.fsdp_config.dtype',
         'actor_rollout_ref.rollout.dtype', 'bf16', 'fp16'))""",
 )

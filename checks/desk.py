@@ -48,11 +48,11 @@ class Shared:
         self._place = {name: place for place, name in enumerate(tables)}
         self._locks = {name: RLock() for name in tables}
 
-    def make(self, words: Sequence[str], desk: Desk, before: int | None = None) -> None:
-        """Make those of ``words`` that are tables, and what they are made of; wait for those another desk is making."""
+    def make(self, names: Sequence[str], desk: Desk, before: int | None = None) -> None:
+        """Make those of ``names`` that are tables, and what they are made of; wait for those another desk is making."""
         if not self._unmade:
             return
-        for name in words:
+        for name in names:
             place = self._place.get(name)
             # A table looks at earlier ones only: so no two desks can wait for each other.
             if place is None or (before is not None and place >= before):
@@ -125,10 +125,10 @@ class Desk:
         source = f"select * from {'suspect_elements' if suspected else 'no_elements where false'}"
         self.con.execute(f"create or replace temp view elements as {source}")
 
-    def need(self, words: Sequence[str], before: int | None = None) -> None:
-        """Make those of ``words`` that are tables: few codes need them all."""
-        self.shared.make(words, self, before)
-        for name in words if self._views else ():
+    def need(self, names: Sequence[str], before: int | None = None) -> None:
+        """Make those of ``names`` that are tables: few codes need them all."""
+        self.shared.make(names, self, before)
+        for name in names if self._views else ():
             if name in self._views:
                 self.run(self._views.pop(name))
 
@@ -144,7 +144,7 @@ class Desk:
             statement: which.
             before: of a statement that makes a shared table: its place among them.
         """
-        self.need(_words(statement), before)
+        self.need(words(statement), before)
         if statement not in _PARSED:
             (_PARSED[statement],) = self.con.extract_statements(statement)
         return list(self.con.execute(_PARSED[statement]).fetchall())
@@ -186,7 +186,8 @@ def ask_all(desks: Sequence[Desk], tasks: Sequence[Task], ask: Callable[[Desk, T
 
 
 @cache
-def _words(statement: str) -> tuple[str, ...]:
+def words(statement: str) -> tuple[str, ...]:
+    """What a statement is made of, in order: names of tables among it."""
     return tuple(dict.fromkeys(_WORD.findall(statement)))
 
 

@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from pathlib import Path
 from weakref import WeakSet
@@ -21,7 +20,7 @@ import pyarrow as pa
 
 from lineage.checks.cells import CELLS, PLACE
 from lineage.checks.declared import config_table, macros
-from lineage.checks.desk import Desk, Shared, statements
+from lineage.checks.desk import Desk, Shared, statements, words
 from lineage.checks.digest import SCALARS, Chosen, Digest, digest, opened, run_number
 from lineage.checks.profiles import Profile
 from lineage.checks.slices import Index, index, light
@@ -32,7 +31,6 @@ _TABLES = Path(__file__).parent / "tables"
 # A table is made of such as stand before it.
 _ORDER = ("events", "content", "turns", "groups", "metrics", "scores")
 _TABLE = "create or replace table"  # of all desks: a temporary one would be of its connection
-_WORD = re.compile(r"[a-z_]+")
 _FEW_FACTS = 300_000
 _RUNS = pa.schema([("run_id", pa.string()), ("run", pa.int64())])
 # What every estimator of a KL, summed over n tokens, lies between, of log-probs at most m apart and d apart in all.
@@ -200,7 +198,7 @@ def _statements() -> tuple[str, ...]:
 @cache
 def _named_tables() -> tuple[str, ...]:
     """Names of the tables that are made when they are first asked for, in their order."""
-    return tuple(_WORD.findall(statement.removeprefix(_TABLE))[0] for statement in _statements()[2:])
+    return tuple(words(statement.removeprefix(_TABLE))[0] for statement in _statements()[2:])
 
 
 def _placed(cells: str) -> str:

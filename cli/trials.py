@@ -88,7 +88,8 @@ class Outcome:
         blamed: the headline's place; where nothing failed, that of the warning that was wanted, of a clean run that of
             its first warning.
         headline: what ``lineage check`` prints of it, a line each.
-        seen: what every code said; of a run in two halves, of the first that is not clean, or the second.
+        seen: what every code said; of a run in two halves, of the first that fails, else that warns, or the
+            second.
         error: why it crashed, or how a law is broken, in a line.
         record_seconds, check_seconds: time it took.
     """
@@ -242,7 +243,9 @@ def attempt(trial: Trial, folder: Path, keep: bool = False) -> Outcome:
         for path in () if keep else paths:
             path.unlink(missing_ok=True)
     found = [(one, judgement(one)) for one in reports]
-    report, said_of_it = next((pair for pair in found if not _clean(trial, pair[1])), found[-1])
+    fails = [pair for pair in found if not pair[1].clean]
+    warns = [pair for pair in found if not _clean(trial, pair[1])]
+    report, said_of_it = (fails or warns or found[-1:])[0]
     done = _outcome(trial, said_of_it, recorded - began, time.perf_counter() - recorded)
     return _unlike_its_twin(replace(done, headline=_headline(report, done.blamed)), folder)
 

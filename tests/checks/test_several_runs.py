@@ -13,8 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from lineage.checks import check
+from lineage.checks.profiles import load
+from lineage.checks.workbench import Workbench
 from lineage.schema import META_CONFIG, META_RUN, META_STATE, schema
-from lineage.traces import TraceError
+from lineage.traces import TraceError, open_trace
 from lineage.traces.source import locate
 
 SAMPLES = Path(__file__).parents[2] / "traces" / "samples"
@@ -49,6 +51,21 @@ def failed(path: Path | str) -> dict[str, set[tuple[str, int]]]:
     report = check(path, select=("KEY001", "KEY002", "PAD001"))
     found = {one.code: one.violations for one in report.verdicts if one.errors}
     return {code: {(one.run_id, one.global_steps) for one in violations} for code, violations in found.items()}
+
+
+@pytest.mark.parametrize("column", ["run_id", "e.run_id"])
+@pytest.mark.parametrize("asked", ["where", "select"])
+def test_a_setting_is_that_of_the_run_asked_about(tmp_path, column, asked):
+    """However a query writes the column, and wherever it asks: another run's settings are not its own."""
+    for name, n in (("a", 2), ("b", 3)):
+        as_run(GOOD, tmp_path / f"{name}.parquet", n=n)
+    three = f"setting({column}, 'actor_rollout_ref.rollout.n') = '3' and synchronous({column}) and band({column}) > 0"
+    query = {
+        "where": f"select distinct run_id from events as e where {three}",
+        "select": f"select distinct run_id from (select run_id, {three} as said from events as e) where said",
+    }[asked]
+    with open_trace(tmp_path) as trace:
+        assert Workbench(trace, load(trace.profile)).run(query) == [("b",)]
 
 
 @pytest.mark.parametrize("wrong", ["a", "b"])

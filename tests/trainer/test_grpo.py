@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from lineage import hooks
-from lineage.checks.catalogue import select
 from lineage.checks.online import StepChecker
 from lineage.trainer.agent_loop import AgentLoopBase, AgentLoopOutput, SingleTurnAgentLoop, register
 from lineage.trainer.checkpoint import saved_steps
@@ -204,7 +203,7 @@ def test_survivors_of_failed_groups_train_on_nothing(train):
 
 def test_tracing_changes_no_bit(plain, train, tmp_path):
     """A traced run, and one checked at every step, end in the weights of an untraced one; no row was dropped."""
-    checker = StepChecker("raise", invariants=select(["KEY", "MSK"]))
+    checker = StepChecker("raise")
     for name, options in (("traced", {}), ("checked", {"on_step_sealed": checker})):
         with hooks.recording(tmp_path / name, config={}, run={}, **options) as recorder:
             traced = weights(train(PADDED))
@@ -245,7 +244,7 @@ def test_a_step_runs_its_stages_in_the_seeds_order(train, tmp_path):
 
 @pytest.mark.slow
 def test_the_reward_moves(train):
-    """Fifteen steps on the built-in task raise the mean score by half at least."""
-    trainer = train(steps=15, base=())
+    """Thirty steps on the built-in task raise the mean score by half at least."""
+    trainer = train(steps=30, base=())
     scores = [metrics["critic/score/mean"] for _, metrics in trainer.history]
     assert sum(scores[-5:]) > 1.5 * sum(scores[:5])
