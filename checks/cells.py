@@ -96,7 +96,11 @@ def _losses(row: Words) -> Wanted:
 
 
 def _dataset(row: Words) -> Wanted:
-    return row.has("entity", "dataset_row") & row.has("op", "produce") & row.has("field", "index", "raw_prompt")
+    return (
+        row.has("entity", "dataset_row")
+        & row.has("op", "produce")
+        & row.has("field", "index", "raw_prompt", "reward_model")
+    )
 
 
 def _prompts(row: Words) -> Wanted:

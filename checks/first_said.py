@@ -23,10 +23,11 @@ CONTENT: dict[str, tuple[str, ...]] = {
     "raw_prompt": ("fingerprint", "c"),
     "rm_scores": ("sum", "fingerprint", "c"),
     "num_turns": ("sum", "c"),
-    **dict.fromkeys(("rollout_log_probs", "extra_fields", "multi_modal_inputs", "data_source", "reward_model"), ("c",)),
+    **dict.fromkeys(("rollout_log_probs", "extra_fields", "multi_modal_inputs", "data_source"), ("c",)),
+    "reward_model": ("fingerprint", "c"),
 }
 # Carried beside the content, and read back by whoever takes some rows of a batch; alone they make no trajectory.
-CARRIED = frozenset(name for name, kept in CONTENT.items() if kept == ("c",))
+CARRIED = frozenset(name for name, kept in CONTENT.items() if kept == ("c",)) | {"reward_model"}
 # Stages that say a trajectory's content first: the rollout, the reward after it, padding rows.
 EARLY = ("rollout", "reward", "balance")
 

@@ -1,7 +1,7 @@
 -- code: KEY008
 -- name: a group has one prompt
 -- severity: error
--- says: The first outputs of one uid start from one prompt, that of the dataset row the uid stands for, and inside a step uids and drawn rows are one to one. A warning where an agent loop of the user's own may change the prompt.
+-- says: The first outputs of one uid start from one prompt, that of the dataset row the uid stands for, and carry its ground truth, and inside a step uids and drawn rows are one to one. A warning where an agent loop of the user's own may change the prompt.
 -- needs: key, fingerprint
 -- fields: prompts
 -- examines: select sum(n) from events where op = 'produce' and field = 'prompts' and stage = 'rollout' and entity = 'trajectory'
@@ -9,7 +9,7 @@
 -- source: S3; TRL printed completions under prompts that were not theirs
 -- causes: Prompts or completions were rolled, strided or gathered in another order than the uids, a repeat interleaved where the keys tile, or one uid was given to two prompts.
 -- reports: huggingface/trl#3098
--- faults: closure_over_the_first_prompt, completions_rolled_by_one, dataset_columns_of_the_next_row, keys_tile_where_prompts_repeat, uids_rolled_against_prompts
+-- faults: closure_over_the_first_prompt, completions_rolled_by_one, dataset_columns_of_the_next_row, ground_truths_rolled_against_prompts, keys_tile_where_prompts_repeat, uids_rolled_against_prompts
 create or replace temp table group_prompts as
 select b.step_id, k.group_id, min(b.prompt_len) as prompt_len, min(b.prompts_fp) as low, max(b.prompts_fp) as high,
     min(b.raw_prompt_fp) as raw_low, max(b.raw_prompt_fp) as raw_high
@@ -31,7 +31,7 @@ left join (select id, step_id, min(fingerprint) as fingerprint, min(rid) as rid 
 with drawn as (
     -- a validation draws from another file
     select step_id, coalesce(partition, '') = 'val' as val, source_index, any_value(fingerprint) filter (field = 'raw_prompt') as fp,
-        count(*) filter (field = 'index') as times
+        any_value(fingerprint) filter (field = 'reward_model') as truth, count(*) filter (field = 'index') as times
     from dataset_cells
     group by all
 ),
@@ -87,6 +87,14 @@ select a.asked_rid, a.uid, printf('raw_prompt %x, that of dataset row %d', d.fp,
     printf('raw_prompt %x', a.fp), 'the uid is registered for this row', null
 from asked as a join drawn as d using (step_id, val, source_index)
 where a.fp <> d.fp
+union all
+select b.truth_rid, k.key, printf('reward_model %x, that of dataset row %d', d.truth, a.source_index),
+    printf('reward_model %x', b.truth_fp), 'uid ' || a.uid, null
+from asked as a
+join drawn as d using (step_id, val, source_index)
+join keys as k using (group_id)
+join base as b on b.id = k.id and b.step_id = a.step_id
+where not b.is_padding and b.truth_fp <> d.truth
 union all
 select max(rid), uid, 'one dataset row', printf('rows %s', string_agg(distinct source_index, ', ' order by source_index)),
     'rows one uid is registered for', null

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from tensordict import TensorDict
 
 from lineage.trainer.batching.balance import Balance
@@ -206,6 +207,18 @@ def dataset_columns_of_the_next_row() -> Seams:
         return original(uid, results, seen[(place + 1) % len(seen)], carried)
 
     return {f"{WORKER}.run": run, TRAJECTORY_FIELDS: write}
+
+
+@fault("KEY008", "rollout")
+def ground_truths_rolled_against_prompts() -> Seams:
+    """The column of ground truths is gathered one place off: each prompt is asked, and scored by the next one's."""
+
+    async def run(original: Any, worker: Any, batch: DataProto) -> None:
+        columns = dict(batch.non_tensor_batch)
+        columns["reward_model"] = np.roll(columns["reward_model"], -1)
+        await original(worker, DataProto(batch.batch, columns, batch.meta_info))
+
+    return {f"{WORKER}.run": run}
 
 
 @fault("KEY009", "rollout", onwards=True, reports=["trl-seed-not-reaching-engine"])

@@ -261,6 +261,18 @@ def the_first_output_is_scored() -> Seams:
     return {SESSION_SCORE: score}
 
 
+@fault("REW003", "reward")
+def the_scorer_is_given_the_row_of_another_prompt() -> Seams:
+    """The scorer closes over the dataset row of the first session that ends: all are held to its ground truth."""
+    rows: list[Any] = []
+
+    async def score(original: Any, loop: Any, key: str, response: Any, row: Any) -> Score:
+        rows.append(row)
+        return await original(loop, key, response, rows[0])
+
+    return {COMPUTE_SCORE: score}
+
+
 # ----------------------------------------------------------------------------------- REW004: what scores are good for
 
 

@@ -30,7 +30,8 @@ class RewardLoopWorker:
         """
         with traced("reward", component="RewardLoopWorker.compute_score", consumer="AgentLoopWorker.run") as st:
             tokens = torch.as_tensor(response_ids, dtype=torch.int64)
-            st.consume({"responses": [tokens]}, keys=[key], producer="AgentLoopWorker.run")
+            given = {"responses": [tokens], "reward_model": [row.get("reward_model")]}
+            st.consume(given, keys=[key], producer="AgentLoopWorker.run")
             try:
                 result = await self.manager.run_single(response_ids, row)
             except Exception:  # the trajectory has no score, whatever the caller makes of the error
