@@ -14,6 +14,7 @@ from lineage.cli.table import print_table
 
 if TYPE_CHECKING:
     from lineage.traces import State, Trace
+    from lineage.traces.damage import Pages
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Info:
         complete: every row of every step is here.
         state: what is missing.
         absent: columns of the schema it does not hold.
+        pages: of its files, with and without a checksum; one that does not match is an error.
         stages: in their order.
     """
 
@@ -52,6 +54,7 @@ class Info:
     complete: bool
     state: State
     absent: tuple[str, ...]
+    pages: Pages
     stages: tuple[StageCount, ...]
 
 
@@ -77,6 +80,7 @@ def info_command(
         ("facts", f"{info.facts:,}"),
         ("steps", f"{info.first_step}..{info.last_step}" if info.first_step is not None else "none"),
         ("complete", info.state.sentence() or "yes"),
+        ("pages", _pages(info.pages)),
     ]
     if info.absent:
         lines.append(("absent columns", ", ".join(info.absent)))
@@ -106,8 +110,17 @@ def _info(opened: Trace) -> Info:
         complete=opened.state.complete,
         state=opened.state,
         absent=tuple(sorted(opened.absent)),
+        pages=opened.source.pages,
         stages=tuple(StageCount(*one) for one in stages),
     )
+
+
+def _pages(pages: Pages) -> str:
+    """Whether bytes that were changed since would have been seen."""
+    said = [f"{pages.summed:,} match their checksums"] if pages.summed else []
+    if pages.unsummed:
+        said.append(f"{pages.unsummed:,} have no checksum: bytes changed in them are not seen")
+    return ", ".join(said)
 
 
 def _run(run: Mapping[str, object]) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ import duckdb
 import pyarrow as pa
 
 from lineage.errors import UserError, first_line
+from lineage.traces.damage import culprit
 
 
 class TraceError(UserError):
@@ -29,5 +30,7 @@ def reading(path: Path | str) -> Iterator[None]:
         raise
     except UnicodeEncodeError as error:
         raise TraceError(f"{path}: cannot be read: a name in its path is not UTF-8; rename it") from error
-    except (pa.ArrowException, duckdb.Error, OSError, UnicodeDecodeError) as error:
+    except duckdb.OutOfMemoryException as error:
         raise TraceError(f"{path}: cannot be read: {first_line(error)}") from error
+    except (pa.ArrowException, duckdb.Error, OSError, UnicodeDecodeError) as error:
+        raise TraceError(f"{path}: cannot be read: {culprit(path)}{first_line(error)}") from error

@@ -7,7 +7,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from lineage.schema import COLUMNS, META_CONFIG, META_RUN, META_SEGMENT, META_ST
 from lineage.segments import trace_files
 from lineage.state import run_state
 from lineage.traces.columns import unfit
+from lineage.traces.damage import Damaged, Pages, verify
 from lineage.traces.errors import TraceError, reading
 from lineage.traces.remote_files import fetch, is_remote
 from lineage.traces.state import State, merge, read_state
@@ -60,6 +61,7 @@ class Source:
         runs: the runs there are rows of; empty where that is not known before they are read. ``run`` and ``config`` are
             those of the first that says something.
         unseen: run and step of what cannot be judged, because some of its rows are missing.
+        pages: how many of the files' pages are known to be as they were written.
         temporary: the folder to remove when the trace is closed: parts, and what lies elsewhere, are read through it.
     """
 
@@ -71,6 +73,7 @@ class Source:
     state: State
     runs: tuple[Run, ...] = ()
     unseen: frozenset[tuple[str, int]] = frozenset()
+    pages: Pages = field(default_factory=Pages)
     temporary: Path | None = None
 
     @cached_property
@@ -186,6 +189,7 @@ class _Search:
 
 def _described(target: Path | str, files: list[Path], temporary: Path | None) -> Source:
     footers = [_footer(file) for file in files]
+    pages = sum((_pages(footer, file) for footer, file in zip(footers, files, strict=True)), Pages())
     schemas = [_schema(footer, file) for footer, file in zip(footers, files, strict=True)]
     stored: dict[str, pa.DataType] = {}
     for arrow in schemas:
@@ -203,7 +207,7 @@ def _described(target: Path | str, files: list[Path], temporary: Path | None) ->
     run = next((one.run for one in said if one.run), {})
     config = next((one.config for one in said if one.config), {})
     runs, unseen = _runs(footers, said, files)
-    return Source(target, tuple(files), stored, run, config, state, runs, unseen, temporary)
+    return Source(target, tuple(files), stored, run, config, state, runs, unseen, pages, temporary)
 
 
 @dataclass(frozen=True)
@@ -265,6 +269,15 @@ def _footer(file: Path) -> pq.FileMetaData:
         return pq.read_metadata(file)
     except (pa.ArrowException, OSError) as error:
         raise TraceError(f"{file}: not a Parquet file ({first_line(error)})") from error
+
+
+def _pages(footer: pq.FileMetaData, file: Path) -> Pages:
+    """The pages of a file, each held against its checksum."""
+    with reading(file):
+        try:
+            return verify(file, footer)
+        except Damaged as error:
+            raise TraceError(f"{file}: damaged since it was written: {error}") from error
 
 
 def _schema(footer: pq.FileMetaData, file: Path) -> pa.Schema:

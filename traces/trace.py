@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from lineage.schema import COLUMNS, schema
 from lineage.traces import fence, functions
+from lineage.traces.damage import culprit
 from lineage.traces.errors import TraceError, reading
 from lineage.traces.interrupts import interruptible
 from lineage.traces.source import Source, locate
@@ -173,7 +174,7 @@ class Trace:
                 yield
         except fence.FenceError as error:
             if isinstance(error.__cause__, duckdb.Error) and not isinstance(error.__cause__, _OF_THE_QUERY):
-                raise TraceError(f"{self.path}: cannot be read: {error}") from error
+                raise TraceError(f"{self.path}: cannot be read: {culprit(self.path)}{error}") from error
             beyond = "; a query reads this trace and no other file" if error.outside else ""
             raise TraceError(f"sql: {error}{beyond}") from error
 

@@ -28,7 +28,8 @@ from lineage.trainer.optim import build_optimizer, build_schedule
 from lineage.trainer.ppo_loss import MicroLoss, MicroRead, PolicyRows, bypass_metrics, loss_metrics, ppo_loss
 from lineage.trainer.protocol import lengths_of, tokens_last
 from lineage.trainer.rng import derived_seed
-from lineage.trainer.update_rows import BACKWARD, MicroRows, record_given
+from lineage.trainer.step_watch import StepWatch
+from lineage.trainer.update_rows import MicroRows, PassedBack, record_given
 
 logger = logging.getLogger(__name__)
 
@@ -151,6 +152,7 @@ class TrainingWorker:
         self.bypass = bypass
         self.optimizer = build_optimizer(module, config.optim)
         self.scheduler = build_schedule(self.optimizer, config.optim, total_training_steps, batches_per_step)
+        self.watch = StepWatch(module, self.optimizer)
 
     @property
     def device(self) -> torch.device:
@@ -228,6 +230,7 @@ class TrainingWorker:
         attrs = {**plan.attrs, "global_batch_size": str(plan.mini_batch_size), "dp_size": str(len(shares))}
         stage.split(keys, topology=self.topology, attrs=attrs, **place.context())
         self.optimizer.zero_grad(set_to_none=True)
+        self.watch.begin(look_at_all=place.update_index == plan.first_update)
         micro, done = 0, list[_Done]()
         for rank, positions in enumerate(plan.micro_batches.split([share.lengths("input_ids") for share in shares])):
             for part in positions:
@@ -266,8 +269,10 @@ class TrainingWorker:
                 rows, scores.given, inputs.detached(), {**context, "weights": weights, "sampling": sampling}
             )
         value = loss.value
+        before = self.watch.gradient() if tracing else None
         value.backward()
-        return _Done(context, loss, value.detach(), None if self.bypass is None else inputs.detached(), traced)
+        passed = PassedBack(value.detach(), before, self.watch.gradient() if tracing else None)
+        return _Done(context, loss, passed, None if self.bypass is None else inputs.detached(), traced)
 
     def _optimizer_step(
         self, done: Sequence[_Done], plan: UpdatePlan, mini: MiniBatch, place: Place
@@ -276,7 +281,7 @@ class TrainingWorker:
         clip = self.config.grad_clip
         norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), clip)
         # one copy to the host for the norm and every term of every micro-batch
-        flat = [scalar for micro in done for scalar in (micro.value, *micro.loss.scalars())]
+        flat = [scalar for micro in done for scalar in (*micro.passed.scalars(), *micro.loss.scalars())]
         grad_norm, *values = torch.stack([norm.detach(), *flat]).double().tolist()
         skipped = not math.isfinite(grad_norm) or mini.tokens == 0
         if skipped:
@@ -287,19 +292,19 @@ class TrainingWorker:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         stage, host = hooks.current(), iter(values)
-        read, passed = list[MicroRead](), list[float]()
+        read, passed = list[MicroRead](), list[dict[str, str]]()
         for micro in done:
-            passed.append(next(host))
+            passed.append(micro.passed.read(host))
             read.append(micro.loss.read(host))
         for micro in done:
             if micro.traced is not None:
                 micro.traced.record(micro.loss)
-        for micro, value, (terms, _) in zip(done, passed, read, strict=True):
+        for micro, attrs, (terms, _) in zip(done, passed, read, strict=True):
             for term in terms:
-                stage.loss(term, attrs={BACKWARD: repr(value)}, **micro.context)
-        lr = float(self.optimizer.param_groups[0]["lr"])
+                stage.loss(term, attrs=attrs, **micro.context)
         stage.optim_step(
-            Optim(lr=lr, grad_norm=grad_norm, clip=clip, skipped=skipped),
+            Optim(lr=self.watch.lr, grad_norm=grad_norm, clip=clip, skipped=skipped),
+            attrs=self.watch.attrs() if hooks.recorder().tracing else None,
             weights=Weights(plan.version + 1, "actor", adapter=self.adapter, training=True),
             **place.context(),
         )
@@ -316,14 +321,14 @@ class _Done:
     """A micro-batch after its backward pass.
 
     Attributes:
-        value: what the backward pass began with.
+        passed: what the backward pass began with and what it left.
         inputs: kept where metrics are made of it.
         traced: kept where it is traced.
     """
 
     context: dict[str, Any]
     loss: MicroLoss
-    value: Tensor
+    passed: PassedBack
     inputs: PolicyRows | None
     traced: MicroRows | None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,33 @@ from lineage.trainer.protocol import nested_from_values
 if TYPE_CHECKING:
     from lineage.trainer.training import SequenceRows
 
-#: attribute of a row of the ledger: the loss of its micro-batch as the backward pass began with it
-BACKWARD = "backward"
+#: attributes of a row of the ledger: the loss of its micro-batch as the backward pass began with it, and the watched
+#: number of the gradient before that pass and after it
+BACKWARD, BEFORE, AFTER = "backward", "gradient_before", "gradient_after"
+
+
+@dataclass(frozen=True)
+class PassedBack:
+    """The backward pass of one micro-batch, as scalars of the device.
+
+    Attributes:
+        value: the loss it began with.
+        before, after: the watched number of the gradient (``step_watch``); None where there is none, or no trace.
+    """
+
+    value: Tensor
+    before: Tensor | None
+    after: Tensor | None
+
+    def scalars(self) -> list[Tensor]:
+        """Everything :meth:`read` needs of the device."""
+        return [self.value, *(number for number in (self.before, self.after) if number is not None)]
+
+    def read(self, values: Iterator[float]) -> dict[str, str]:
+        """As attributes, from the values of :meth:`scalars` on the host; without a gradient the number is 0."""
+        said = {BACKWARD: repr(next(values))}
+        before = 0.0 if self.before is None else next(values)
+        return said if self.after is None else {**said, BEFORE: repr(before), AFTER: repr(next(values))}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 -- code: MET001
 -- name: metrics follow from the rows
 -- severity: error
--- says: Score, reward, advantage, return, length, turn, entropy, policy drift and validation metrics are what the step's rows give by the profile's formulas.
+-- says: Score, reward, advantage, return, length, turn, entropy, policy drift and validation metrics are what the step's rows give by the profile's formulas. Policy drift only where no log ratio passes 20, at which the loss cuts it.
 -- needs: key, sum, update_index, is_padding
 -- fields: metrics
 -- examines: select count(*) from measured where name <> 'perf/total_num_tokens'

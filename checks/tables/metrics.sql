@@ -100,12 +100,22 @@ perplexities as (
         group by step_id
     )
 ),
+cut_drifts as (
+    -- Steps in which a token's log ratio passes 20, where the loss cuts it: what the totals give is then another number.
+    -- Without the two sides held against each other, steps in which one of them is that low.
+    select step_id from pair_cells where field = 'log_probs' and against = 'old_log_probs' and absdiff_max > 20
+    union
+    select step_id from events
+    where field in ('log_probs', 'old_log_probs') and op in ('forward', 'produce') and entity = 'trajectory' and low < -20
+        and step_id not in (select step_id from pair_cells where field = 'log_probs' and against = 'old_log_probs')
+),
 drifts as (
     -- the mean log ratio of every optimiser step, over its tokens
     select n.step_id, e.update_index, bool_and(n.mask_sum = o.mask_sum) as comparable,
         sum(o.sum_in - n.sum_in) / nullif(sum(n.mask_sum), 0) as kl
     from token_sum_cells as n join events as e using (rid) join means as o on o.step_id = n.step_id and o.id = n.id
     where n.field = 'log_probs' and n.op = 'forward' and o.field = 'old_log_probs'
+        and n.step_id not in (select step_id from cut_drifts)
     group by n.step_id, e.update_index
 ),
 answers as (

@@ -160,27 +160,69 @@ def test_metadata_that_only_looks_odd_is_read(tmp_path):
     assert isinstance(judged(path), Report)
 
 
-def test_a_page_that_was_changed_does_not_match_its_sum(tmp_path):
-    """Uncompressed or not, other bytes in a data page of a compacted trace are an error, not other numbers."""
-    recorder = Recorder(tmp_path / "run", RunInfo("r"))
+@pytest.fixture(scope="module")
+def compacted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trace as a recorder leaves it."""
+    folder = tmp_path_factory.mktemp("summed") / "run"
+    recorder = Recorder(folder, RunInfo("r"))
     recorder.step(1)
     with recorder.stage("rollout", producer="engine") as stage:
         stage.produce({"responses": [[1, 2], [3]], "response_mask": [[1, 1], [1]]}, keys=["u_0_0", "u_1_0"])
     recorder.seal()
     recorder.close()
-    path = tmp_path / "run" / "trace.parquet"
-    assert compact(tmp_path / "run") == path
-    data, group = path.read_bytes(), pq.read_metadata(path).row_group(0)
-    names = [group.column(number).path_in_schema for number in range(group.num_columns)]
-    chunk = group.column(names.index("fingerprint.list.element"))
-    end = (chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size
-    changed = bytearray(data)
-    changed[end - 1] ^= 1  # the last byte of the column's last page
-    path.write_bytes(changed)
-    outcome = judged(path)
+    assert compact(folder) == folder / "trace.parquet"
+    return folder / "trace.parquet"
+
+
+def chunks(path: Path) -> dict[str, tuple[int, int]]:
+    """Where each column of a file lies: its first byte and one past its last."""
+    group = pq.read_metadata(path).row_group(0)
+    found = {}
+    for number in range(group.num_columns):
+        one = group.column(number)
+        start = one.dictionary_page_offset if one.has_dictionary_page else one.data_page_offset
+        found[one.path_in_schema] = (start, start + one.total_compressed_size)
+    return found
+
+
+@pytest.mark.parametrize("at", ["content", "header"])
+def test_a_page_that_was_changed_does_not_match_its_sum(tmp_path, compacted, at):
+    """Other bytes in any page of any column, read by a code or not, are an error that names it, not other numbers."""
+    data, target = compacted.read_bytes(), tmp_path / "trace.parquet"
+    for name, (start, end) in chunks(compacted).items():
+        changed = bytearray(data)
+        changed[end - 1 if at == "content" else start] ^= 0xFF
+        target.write_bytes(changed)
+        with pytest.raises(TraceError, match=rf"^{target}: damaged since it was written: column {name}: a page"):
+            open_trace(target)
+    outcome = judged(target)
     assert isinstance(outcome, Refused)
-    assert "cannot be read" in outcome.message
-    assert "CRC" in outcome.message
+
+
+def test_every_page_of_ours_has_a_sum_and_other_writers_need_none(tmp_path, compacted):
+    """A trace without checksums is read as before, and is known to have none."""
+    with open_trace(compacted) as trace:
+        assert (trace.source.pages.summed > 100, trace.source.pages.unsummed) == (True, 0)
+    pq.write_table(pq.read_table(compacted), tmp_path / "t.parquet")
+    with open_trace(tmp_path / "t.parquet") as trace:
+        assert (trace.source.pages.summed, trace.source.pages.unsummed > 100) == (0, True)
+
+
+@pytest.mark.parametrize("name", ["key", "num_turns"])
+def test_without_sums_what_cannot_be_decoded_is_named(tmp_path, compacted, name):
+    """The column, for a code that reads it and for a question that does."""
+    target = tmp_path / "t.parquet"
+    pq.write_table(pq.read_table(compacted), target, compression="zstd")
+    start, end = next(place for path, place in chunks(target).items() if path.startswith(f"{name}."))
+    data = bytearray(target.read_bytes())
+    data[start + 30 : end] = b"\7" * (end - start - 30)
+    target.write_bytes(data)
+    with open_trace(target) as trace, pytest.raises(TraceError, match=rf"cannot be read: column {name}: "):
+        trace.fetch(f"select {name} from facts")
+    if name == "key":
+        outcome = judged(target)
+        assert isinstance(outcome, Refused)
+        assert f"cannot be read: column {name}: " in outcome.message
 
 
 @pytest.mark.parametrize("path", ["", "  "])

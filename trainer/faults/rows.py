@@ -58,6 +58,6 @@ class TraceRows:
 
     def write(self, path: Path) -> None:
         """Write them as a trace file with the metadata they came with."""
-        with pq.ParquetWriter(path, self._schema, compression="zstd") as writer:
+        with pq.ParquetWriter(path, self._schema, compression="zstd", write_page_checksum=True) as writer:
             writer.write_table(pa.Table.from_pylist(self.rows, self._schema))
             writer.add_key_value_metadata(self._metadata)
