@@ -54,7 +54,7 @@ def write(path: Path, facts: int, share: float, source: Recorded | None = None) 
         written += count
         if sum(part["n"].to_numpy().sum() for part in held) >= synthetic.ROW_GROUP_FACTS or written >= facts:
             whole = pa.concat_tables(held).replace_schema_metadata(synthetic.metadata(source.config))
-            writer = writer or pq.ParquetWriter(path, whole.schema, **options)
+            writer = writer or pq.ParquetWriter(path, whole.schema, write_page_checksum=True, **options)
             writer.write_table(whole, row_group_size=whole.num_rows)
             held = []
     if writer is not None:

@@ -128,7 +128,7 @@ def write_trace(path: Path, facts: int, size: Size | None = None, seed: int = 0)
     written = 0
     group: list[pa.Table] = []
     options: dict[str, Any] = {"compression": "zstd", "compression_level": 3, "dictionary_pagesize_limit": 4 << 20}
-    with pq.ParquetWriter(path, schema().with_metadata(metadata()), **options) as writer:
+    with pq.ParquetWriter(path, schema().with_metadata(metadata()), write_page_checksum=True, **options) as writer:
         for table, count in tables(facts, size, seed):
             group.append(table)
             written += count

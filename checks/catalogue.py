@@ -242,9 +242,10 @@ def _expand(names: Iterable[str], known: Sequence[Invariant]) -> set[str]:
 
 
 def _unknown(name: str, known: Sequence[Invariant]) -> str:
-    names = [one.code for one in known] + sorted({one.family for one in known})
-    near = get_close_matches(name.upper(), names, n=1, cutoff=0.7)
-    return f"no invariant {name!r}" + (f"; did you mean {near[0]}?" if near else f"; known: {', '.join(names)}")
+    families = sorted({one.family for one in known})
+    near = get_close_matches(name.upper(), [*(one.code for one in known), *families], n=1, cutoff=0.7)
+    said = f"did you mean {near[0]}?" if near else f"families of codes: {', '.join(families)}"
+    return f"no invariant {name!r}; {said}"
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ from lineage.traces.errors import reading
 from lineage.traces.interrupts import interrupted, interruptible
 
 Answer = TypeVar("Answer")
+_SHOWN = 3  # files of one profile, where they must be told apart
 
 
 def judge(trace: Trace, invariants: Sequence[Invariant], threads: int | None = None) -> Report:
@@ -45,9 +46,8 @@ def judge(trace: Trace, invariants: Sequence[Invariant], threads: int | None = N
 
 def _judged(trace: Trace, invariants: Sequence[Invariant], threads: int) -> Report:
     began = time.perf_counter()
-    profiles = sorted({run.profile for run in trace.source.runs if run.profile})
-    if len(profiles) > 1:
-        raise TraceError(f"{trace.path}: its runs follow different profiles ({', '.join(profiles)}): check them apart")
+    if len({run.profile for run in trace.source.runs if run.profile}) > 1:
+        raise TraceError(f"{trace.path}: its runs follow different profiles, check them apart: {_by_profile(trace)}")
     profile = load(trace.profile)
     # rows in memory are shown to one connection only
     bench = Workbench(trace, profile, threads, whole=False, places=1 if trace.batches else threads)
@@ -68,8 +68,34 @@ def _judged(trace: Trace, invariants: Sequence[Invariant], threads: int) -> Repo
         invariants=tuple(invariants),
         headline=headline(found.verdicts, invariants),
         seconds=time.perf_counter() - began,
-        notes=found.notes,
+        notes=(*_absent(trace, invariants), *found.notes),
     )
+
+
+def _by_profile(trace: Trace) -> str:
+    """The files to check together, by profile, as they can be typed; of copies, the runs."""
+    found: dict[str, dict[str, None]] = {}
+    for run in trace.source.runs:
+        names = map(str, run.files) if trace.source.temporary is None else [f"run {run.run_id}"]
+        found.setdefault(run.profile, {}).update(dict.fromkeys(names))
+    return "; ".join(
+        f"{profile}: {' '.join(list(places)[:_SHOWN])}"
+        + (f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else "")
+        for profile, places in sorted(found.items())
+        if profile
+    )
+
+
+def _absent(trace: Trace, invariants: Sequence[Invariant]) -> Iterator[str]:
+    """The columns that are not there and were needed: where one is of many codes, little was judged."""
+    needed = [trace.absent.intersection((*one.needs, *one.stored)) for one in invariants]
+    if absent := sorted(set().union(*needed)):
+        codes = sum(map(bool, needed))
+        yield f"without {_columns(absent)}: {codes} of {len(invariants)} codes could not judge"
+
+
+def _columns(names: Sequence[str]) -> str:
+    return f"column{'' if len(names) == 1 else 's'} {', '.join(names)}"
 
 
 @dataclass(frozen=True)

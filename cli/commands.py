@@ -31,6 +31,8 @@ from lineage.errors import LineageError
 _USAGE_ERROR: type[Any] = typer.BadParameter.__bases__[0]
 
 
+# What a shell says of a program that SIGPIPE ended: nobody interrupted it, and it is no verdict.
+_READER_LEFT = 141
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
@@ -100,7 +102,9 @@ def main() -> None:
         code = _fail(str(error))
     except _USAGE_ERROR as error:
         code = _fail(_usage(error))
-    except (_ReaderLeft, KeyboardInterrupt, typer.Abort):
+    except _ReaderLeft:
+        code = _READER_LEFT
+    except (KeyboardInterrupt, typer.Abort):
         code = ExitCode.INTERRUPTED
     except ImportError as error:
         code = _fail(f"{error}; what is missing or broken: lineage doctor")

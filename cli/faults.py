@@ -2,49 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lineage.cli.completion import complete_code
+from lineage.cli.completion import complete_choice
 from lineage.cli.extras import need_train_extra
 from lineage.cli.json_text import print_json
-from lineage.cli.table import print_table
 from lineage.errors import UserError
 
 if TYPE_CHECKING:
     from lineage.trainer.faults.registry import Fault
     from lineage.trainer.faults.reports import PublicReport
 
+#: columns of text: a terminal's, within these
+NARROW, WIDE = 80, 120
+
 
 def faults_command(
     code: Annotated[
         str | None,
-        typer.Option("--code", metavar="CODE", help="Those this code must catch.", autocompletion=complete_code),
+        typer.Option(
+            "--code",
+            metavar="CODE",
+            help="Those that this code, or a code of this family (KEY), must catch.",
+            autocompletion=complete_choice,
+        ),
     ] = None,
     family: Annotated[
         str | None,
-        typer.Option("--family", metavar="FAMILY", help="Those that stand for public reports of this family."),
+        typer.Option(
+            "--family",
+            metavar="FAMILY",
+            help="Those that stand for public reports of this family (masks), whichever code catches them.",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the faults: what goes wrong, in which stage, the code that must catch it, the reports it stands for.
+    """List the faults: the code that must catch each, the stage, what goes wrong, the reports it stands for.
 
-    lineage selftest injects each into a small run and checks the trace.
+    lineage selftest injects each into a small run and checks the trace. Codes have families (KEY, MSK), and so have
+    public reports (masks, rewards): --code takes the first, --family the second.
     """
     need_train_extra("faults")
+    from lineage.checks.formats.plain import plural
     from lineage.trainer.faults.registry import all_faults
     from lineage.trainer.faults.reports import public_reports
 
     reports = public_reports()
     chosen = list(all_faults().values())
     if code is not None:
-        from lineage.checks.catalogue import get
+        from lineage.checks.catalogue import select
 
-        wanted = get(code).code
-        chosen = [fault for fault in chosen if fault.code == wanted]
+        wanted = {one.code for one in select([code])}
+        chosen = [fault for fault in chosen if wanted.intersection((fault.code, *fault.also))]
     counted = reports
     if family is not None:
         known = _family(family, reports.values())
@@ -62,13 +77,29 @@ def faults_command(
             }
         )
         return
-    body = [(one.name, one.code, one.stage, one.says, " ".join(one.reports)) for one in chosen]
-    print_table(("fault", "code", "stage", "what goes wrong", "reports"), body, wrapped=("what goes wrong", "reports"))
+    width = min(max(shutil.get_terminal_size((WIDE, 24)).columns, NARROW), WIDE)
+    for fault in chosen:
+        for line in _lines(fault, width):
+            typer.echo(line)
     counts = _counts(chosen, counted)
-    typer.echo(
-        f"\n{counts['faults']} faults, {counts['codes']} codes; {counts['families']} families of public reports, "
-        f"{counts['reports']} reports stood for, {counts['left_out']} of {counts['known']} left out with a reason"
-    )
+    said = f"\n{plural(counts['faults'], 'fault')} of {plural(counts['codes'], 'code')}"
+    if code is None:
+        whose = "" if family is None else f" of the family {known}"
+        typer.echo(
+            f"{said}, after {counts['reports']:,} of {plural(counts['known'], 'public report')}{whose}; "
+            f"{counts['left_out']:,} left out with a reason"
+        )
+    else:
+        typer.echo(f"{said}, after {plural(counts['reports'], 'public report')}")
+
+
+def _lines(fault: Fault, width: int) -> Iterator[str]:
+    """A fault in a line that can be searched for, and under it what goes wrong."""
+    yield f"{fault.code}  {fault.stage:<12}  {fault.name}"
+    yield from textwrap.wrap(fault.says, width, initial_indent="    ", subsequent_indent="    ")
+    if fault.reports:
+        said = f"reports: {', '.join(fault.reports)}"
+        yield from textwrap.wrap(said, width, initial_indent="    ", subsequent_indent="      ", break_on_hyphens=False)
 
 
 def _said(fault: Fault, reports: dict[str, PublicReport]) -> dict[str, Any]:
@@ -76,7 +107,7 @@ def _said(fault: Fault, reports: dict[str, PublicReport]) -> dict[str, Any]:
     names = ("name", "code", "stage", "kind", "says", "step", "onwards", "overrides")
     stands_for = [reports[name] for name in fault.reports if name in reports]
     return {name: getattr(fault, name) for name in names} | {
-        "families": _families(fault, reports),
+        "report_families": _families(fault, reports),
         "reports": [{name: getattr(one, name) for name in ("id", "family", "reference")} for one in stands_for],
     }
 
@@ -91,9 +122,13 @@ def _family(asked: str, reports: Any) -> str:
     Raises:
         UserError: there is none of this name; the known ones are named.
     """
+    from lineage.checks.catalogue import catalogue
+
     known = sorted({one.family for one in reports})
     if asked.lower() in known:
         return asked.lower()
+    if asked.upper() in {one.family for one in catalogue()}:
+        raise UserError(f"{asked} is a family of codes: lineage faults --code {asked.upper()} lists what they catch")
     near = get_close_matches(asked.lower(), known, n=1)
     raise UserError(
         f"no family {asked!r} of public reports; "
@@ -106,7 +141,7 @@ def _counts(chosen: Sequence[Fault], reports: dict[str, PublicReport]) -> dict[s
     return {
         "faults": len(chosen),
         "codes": len({fault.code for fault in chosen}),
-        "families": len({reports[name].family for name in stood_for}),
+        "report_families": len({reports[name].family for name in stood_for}),
         "reports": len(stood_for),
         "left_out": sum(bool(one.without) for one in reports.values()),
         "known": len(reports),

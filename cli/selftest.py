@@ -14,7 +14,7 @@ import typer
 
 from lineage.checks.verdict import ExitCode
 from lineage.cli import selftest_page, selftest_text
-from lineage.cli.completion import complete_code
+from lineage.cli.completion import complete_choice
 from lineage.cli.extras import need_train_extra
 from lineage.cli.json_text import print_json
 from lineage.cli.trials import Kind, Outcome, Trial, outcomes, said
@@ -31,12 +31,14 @@ def selftest_command(
         typer.Option(
             "--code",
             metavar="CODE",
-            help="The faults of this code alone.",
-            autocompletion=complete_code,
+            help="The faults of this code, or of this family of codes (KEY), alone.",
+            autocompletion=complete_choice,
             show_default=False,
         ),
     ] = None,
-    matrix: Annotated[bool, typer.Option("--matrix", help="Faults only; print which codes fail on which.")] = False,
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help="Faults only, all or those chosen; print which codes fail on which.")
+    ] = False,
     clean_runs: Annotated[
         int | None,
         typer.Option(
@@ -63,11 +65,13 @@ def selftest_command(
 
     Each is a small run of its own, recorded and judged by every code. Exits 1 when a fault is missed or blamed on
     another code, stage or step, when a clean configuration is not clean (a warning is enough), or when a law is
-    broken. --fault and --code may be repeated.
+    broken. --fault or --code may be repeated.
     """
     need_train_extra("selftest")
-    if sum(map(bool, (faults or codes, matrix, clean_runs))) > 1:
-        raise UserError("of --fault or --code, --matrix and --clean-runs only one can be meant")
+    if faults and codes:
+        raise UserError("--fault names faults, --code those of a code: give one of the two")
+    if clean_runs and (faults or codes or matrix):
+        raise UserError("--clean-runs tries no fault: leave --fault, --code, --matrix out")
     if seed is not None and clean_runs is None:
         raise UserError("--seed is that of random configurations: give --clean-runs N as well, or leave it out")
     if laws is not None and (faults or codes or matrix or clean_runs):
@@ -82,7 +86,11 @@ def selftest_command(
         selftest_page.read(page, runs_seed)
     if keep is not None:
         _make(keep)
-    trials = _trials(faults or (), codes or (), matrix, clean_runs or 0, runs_seed, laws is not False)
+    try:
+        trials = _trials(faults or (), codes or (), matrix, clean_runs or 0, runs_seed, laws is not False)
+    except KeyboardInterrupt:  # the trainer takes seconds to load
+        typer.echo("interrupted before the first trial", err=True)
+        raise
     began = time.perf_counter()
     done = _run(trials, jobs, keep)
     seconds = time.perf_counter() - began
@@ -92,7 +100,7 @@ def selftest_command(
             {"ok": not failed, "seconds": round(seconds, 1), "jobs": jobs, "trials": [said(one) for one in done]}
         )
     else:
-        for line in selftest_text.lines(done, seconds, jobs, each=bool(faults), matrix=matrix):
+        for line in selftest_text.lines(done, seconds, jobs, each=bool(faults) and not matrix, matrix=matrix):
             typer.echo(line)
     if page is not None:  # last: what was found is said whatever becomes of the page
         selftest_page.write(page, done, seconds, jobs, runs_seed)
@@ -103,7 +111,7 @@ def _trials(
     names: Sequence[str], codes: Sequence[str], matrix: bool, clean_runs: int, seed: int | None, laws: bool
 ) -> list[Trial]:
     """What is asked for: faults first, so that clean runs show what a fault left behind in a worker."""
-    from lineage.checks.catalogue import get
+    from lineage.checks.catalogue import select
     from lineage.trainer.faults.clean import clean_configurations
     from lineage.trainer.faults.configurations import draw
     from lineage.trainer.faults.laws import LAWS
@@ -114,8 +122,8 @@ def _trials(
         drawn = [draw(source) for _ in range(clean_runs)]
         return [Trial(Kind.CLEAN, f"random {i}", one.overrides, one.resume_after) for i, one in enumerate(drawn)]
     chosen = [find_fault(name) for name in dict.fromkeys(names)]
-    wanted = {get(code).code for code in codes}
-    chosen += [one for one in all_faults().values() if one.code in wanted and one not in chosen]
+    wanted = {one.code for one in select(codes)} if codes else set()
+    chosen += [one for one in all_faults().values() if wanted.intersection((one.code, *one.also))]
     if names or codes:
         if not chosen:
             raise UserError(f"no fault of {', '.join(sorted(wanted))}: lineage faults lists them")
@@ -129,11 +137,15 @@ def _trials(
 
 def _run(trials: Sequence[Trial], jobs: int, keep: Path | None) -> list[Outcome]:
     """Every outcome, in the order of the trials."""
-    with _progress(len(trials)) as say:
-        done = {}
-        for outcome in outcomes(trials, jobs, keep):
-            done[outcome.trial] = outcome
-            say(outcome)
+    done: dict[Trial, Outcome] = {}
+    try:
+        with _progress(len(trials)) as say:
+            for outcome in outcomes(trials, jobs, keep):
+                done[outcome.trial] = outcome
+                say(outcome)
+    except KeyboardInterrupt:
+        typer.echo(selftest_text.interrupted(list(done.values()), len(trials)), err=True)
+        raise
     return [done[trial] for trial in trials]
 
 

@@ -58,12 +58,19 @@ def read(page: Path, seed: int | None) -> str:
     try:
         if not page.exists() and not page.parent.is_dir():
             raise UserError(f"--write {page}: no folder {page.parent}")
-        text = page.read_text("utf-8") if page.exists() else _EMPTY + "".join(_framed(name, "") for name in PARTS)
+        text = page.read_text("utf-8") if page.exists() else _new()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--write {page}: {getattr(error, 'strerror', None) or 'cannot be read'}") from error
     if not _place(part).search(text):
         raise UserError(f"--write {page}: no line {_opening(part).strip()} in it; name a page this command made")
     return text
+
+
+def _new() -> str:
+    """A page on which nothing was found yet."""
+    return _EMPTY + "".join(
+        _framed(name, f"\nNot tried yet ({said.removeprefix('made by ')}).\n") for name, said in PARTS.items()
+    )
 
 
 def _part(seed: int | None) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from lineage.checks.formats.plain import plural
 from lineage.cli.trials import Kind, Outcome, Result
 
-_PLURAL = {Kind.FAULT: "faults", Kind.CLEAN: "clean runs", Kind.LAW: "laws"}
+_SAID = {Kind.FAULT: "fault", Kind.CLEAN: "clean run", Kind.LAW: "law"}
 _ORDER: tuple[Result, ...] = tuple(Result)
 
 
@@ -29,13 +30,20 @@ def lines(done: Sequence[Outcome], seconds: float, jobs: int, *, each: bool, mat
     for kind in Kind:
         of_kind = [one for one in done if one.trial.kind is kind]
         if of_kind:
-            yield f"{len(of_kind)} {_PLURAL[kind]}: {_counted(of_kind)}"
+            yield f"{plural(len(of_kind), _SAID[kind])}: {_counted(of_kind)}"
     if not each:
         for result in _ORDER:
             for one in done:
                 if one.result is result and not result.good:
                     yield f"  {result}: {offence(one)}"
-    yield f"{_codes(done)} in {seconds:.0f} s with {jobs} worker{'' if jobs == 1 else 's'}"
+    yield f"{_codes(done)} in {seconds:.0f} s with {plural(jobs, 'worker')}"
+
+
+def interrupted(done: Sequence[Outcome], of: int) -> str:
+    """How far a selftest came that was stopped, and what was found until then, in a line."""
+    bad = [f"{one.trial.name} ({one.result})" for one in done if not one.result.good]
+    found = f"; not as they should be: {', '.join(bad)}" if bad else ""
+    return f"interrupted: {len(done)} of {plural(of, 'trial')} done{found}"
 
 
 def offence(one: Outcome) -> str:
@@ -88,4 +96,4 @@ def _counted(done: Sequence[Outcome]) -> str:
 def _codes(done: Sequence[Outcome]) -> str:
     """How many codes judged."""
     judged = {code for one in done for code in one.seen}
-    return f"{len(judged)} codes, {len(done)} trials"
+    return f"{plural(len(judged), 'code')}, {plural(len(done), 'trial')}"

@@ -8,14 +8,8 @@ from collections.abc import Sequence
 _RULES = 3  # columns of a terminal that a rule and its padding take
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], wrapped: Sequence[str] = ()) -> None:
-    """Print rows under their column names. NO_COLOR is honoured by rich; a pipe gets no rules and no colour.
-
-    Args:
-        columns: their names.
-        rows: a value a column.
-        wrapped: columns of sentences, which take several lines in a terminal that is too narrow for one.
-    """
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print rows under their column names. NO_COLOR is honoured by rich; a pipe gets no rules and no colour."""
     cells = [[_text(value) for value in row] for row in rows]
     widths = [max([len(name), *(len(row[i]) for row in cells)]) for i, name in enumerate(columns)]
     if sys.stdout.isatty():
@@ -23,11 +17,8 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], wrappe
         from rich.table import Table
 
         console = Console()
-        # a narrower one would be squeezed, a letter a line
-        if wrapped or sum(widths) + _RULES * len(widths) <= console.width:
-            table = Table(header_style="bold", pad_edge=False)
-            for name in columns:
-                table.add_column(name, overflow="fold", no_wrap=bool(wrapped) and name not in wrapped)
+        if sum(widths) + _RULES * len(widths) <= console.width:  # a narrower one would be squeezed, a letter a line
+            table = Table(*columns, header_style="bold", pad_edge=False)
             for row in cells:
                 table.add_row(*map(_escape, row))
             console.print(table)

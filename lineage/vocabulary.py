@@ -101,6 +101,8 @@ _FIELDS: tuple[Field, ...] = (
     Field("position_ids", "sequence", "rollout", _FORWARD, "position of each token"),
     Field("rm_scores", "response", "reward", ("sample", "advantage", "metrics"), "score on the last response token"),
     Field("rollout_log_probs", "response", "rollout", ("old_log_prob", "advantage"), "log-probs of the sampler"),
+    Field("likelier", "response", "rollout", (), "tokens likelier than the drawn one, where not all can be drawn"),
+    Field("likelier_mass", "response", "rollout", (), "probability of those together, where there is a nucleus"),
     Field("log_probs", "sequence", "old_log_prob", ("old_log_prob", "ref_log_prob"), "worker's log-probs"),
     Field("old_log_probs", "response", "old_log_prob", ("advantage", "update_actor"), "proximal anchor of the ratio"),
     Field("entropy", "response", "old_log_prob", ("metrics",), "entropy of the policy"),

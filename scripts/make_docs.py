@@ -29,7 +29,7 @@ from lineage import schema, vocabulary  # noqa: E402
 from lineage.checks.catalogue import Invariant, catalogue  # noqa: E402
 from lineage.checks.sources import SOURCES  # noqa: E402
 from lineage.cli.exit_codes import JUDGES  # noqa: E402
-from lineage.cli.explain import LOOKS_AT  # noqa: E402
+from lineage.cli.explain import LOOKS_AT, WARNS  # noqa: E402
 from lineage.trainer.faults.registry import all_faults  # noqa: E402
 
 GROUPS: tuple[tuple[str, tuple[schema.Column, ...]], ...] = (
@@ -70,6 +70,9 @@ ENVIRONMENT = (
     ("MLFLOW_DISABLE_TELEMETRY", "set to `true` by `trainer.logger=mlflow` unless it is set"),
     ("TRACKIO_DIR", "database of `trainer.logger=trackio`; `trackio` in the run folder when unset"),
 )
+#: a page of GitHub by what names it in a report's reference
+_PAGES = {"#": "issues", "@": "commit"}
+_REFERENCE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?P<mark>[#@])(?P<what>\w+)")
 CONSOLE = re.compile(r"(?<=^```console\n)\$ lineage (?P<arguments>.*)\n(?P<output>(?s:.*?))(?=^```$)", re.M)
 _CODES = re.compile(r"(?<=<!-- codes: made by scripts/make_docs.py -->\n).*(?=<!-- end of codes -->)", re.S)
 _SOURCES = re.compile(r"(?<=<!-- sources: made by scripts/make_docs.py -->\n).*(?=<!-- end of sources -->)", re.S)
@@ -133,7 +136,7 @@ def code_page(one: Invariant) -> str:
     folds = ", ".join(f"[{code}]({code}.md)" for code in one.subsumed_by)
     sample = f"traces/samples/bad/{one.code}.parquet"
     facts = [
-        ("severity", one.severity),
+        ("severity", f"{one.severity}: {WARNS}" if one.severity == "warning" else one.severity),
         ("needs columns", " ".join(f"`{name}`" for name in one.needs) or "none"),
         ("needs fields", " ".join(f"`{name}`" for name in one.fields) or "none"),
         ("folds under", folds or "nothing"),
@@ -143,7 +146,7 @@ def code_page(one: Invariant) -> str:
         ("query", f"[checks/invariants/{one.code}.sql](../../checks/invariants/{one.code}.sql)"),
     ]
     if (ROOT / sample).exists():
-        facts.append(("a trace that breaks it", f"[{sample}](../../{sample})"))
+        facts.append(("a trace that breaks it", f"[{sample}](../../{sample})" + _exits(one)))
     return "\n".join(
         [
             f"<!-- made by scripts/make_docs.py from checks/invariants/{one.code}.sql -->",
@@ -156,6 +159,11 @@ def code_page(one: Invariant) -> str:
             *_would_have_caught(one),
         ]
     )
+
+
+def _exits(one: Invariant) -> str:
+    """What a check of the sample ends with, where that is not 1."""
+    return ": warns, exit code 0" if one.severity == "warning" else ""
 
 
 def _shown_by(one: Invariant) -> Iterator[str]:
@@ -172,7 +180,19 @@ def _would_have_caught(one: Invariant) -> Iterator[str]:
     """Public reports its faults stand for."""
     if one.reports:
         yield "## Public reports it would have caught\n"
-        yield f"{', '.join(one.reports)}\n"
+        yield f"{', '.join(map(linked, one.reports))}\n"
+
+
+def linked(reference: str) -> str:
+    """A public report as a link: ``owner/repo#123``, an issue or a pull request, or ``owner/repo@1a2b3c``, a commit.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    found = _REFERENCE.fullmatch(reference)
+    if found is None:
+        raise ValueError(f"{reference}: no reference such as owner/repo#123 or owner/repo@1a2b3c")
+    return f"[{reference}](https://github.com/{found['repo']}/{_PAGES[found['mark']]}/{found['what']})"
 
 
 def codes_table() -> str:
@@ -206,7 +226,8 @@ def cli_page() -> str:
             "## Exit codes\n",
             *codes,
             "\nOver several traces 2 beats 1 beats 3 beats 0. An error is one line on stderr: what, where, how to mend",
-            "it. With `--json` nothing but JSON goes to stdout.\n",
+            "it. With `--json` nothing but JSON goes to stdout. When the reader of a pipe leaves (`head`), a command",
+            "ends in silence with 141, as a shell says of a broken pipe.\n",
             "## Environment\n",
             *variables,
             "\n`lineage --install-completion` teaches the shell the commands, the options and the codes;",

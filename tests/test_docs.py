@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,24 @@ def test_a_changed_option_or_template_is_found(monkeypatch: pytest.MonkeyPatch) 
     assert make_docs.with_files(gates) == gates
     monkeypatch.setattr(make_docs, "with_files", lambda text: text.replace("runs-on", "runs_on"))
     assert {ROOT / "docs" / "cli.md", ROOT / "docs" / "ci.md"} <= set(make_docs.stale(make_docs.pages()))
+
+
+def test_a_page_of_a_code_links_its_reports_and_says_when_it_only_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Issues, pull requests and commits are links; a code that only warns keeps no gate, and its sample exits 0."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import make_docs
+
+    from lineage.checks.catalogue import get
+
+    page = make_docs.code_page(replace(get("QUE006"), reports=("a-b/c.d#12", "a/b@1a2b3c")))
+    assert (
+        "[a-b/c.d#12](https://github.com/a-b/c.d/issues/12), [a/b@1a2b3c](https://github.com/a/b/commit/1a2b3c)" in page
+    )
+    assert "warning: lineage check exits 0 on it unless --max-warnings 0" in page
+    assert "bad/QUE006.parquet): warns, exit code 0 |" in page
+    assert "warns, exit code 0" not in make_docs.code_page(get("KEY001"))
+    with pytest.raises(ValueError, match="no reference such as"):
+        make_docs.linked("see the tracker")
 
 
 def test_the_page_on_ci_shows_every_template() -> None:

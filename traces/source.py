@@ -40,11 +40,13 @@ class Run:
         run_id: as its rows have it; empty where they have none.
         config: its resolved configuration.
         profile: its trainer's profile; empty where they do not say.
+        files: where its rows lie.
     """
 
     run_id: str
     config: Mapping[str, Any]
     profile: str = ""
+    files: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -240,7 +242,7 @@ def _runs(
         for run_id in _run_ids(footer, file):
             before = runs.get(run_id, Run(run_id, {}))
             profile = before.profile or str(one.run.get("profile") or "")
-            runs[run_id] = Run(run_id, before.config or one.config, profile)
+            runs[run_id] = Run(run_id, before.config or one.config, profile, (*before.files, file))
             unseen.update((run_id, step) for step in one.state.unseen)
     return tuple(runs.values()), frozenset(unseen)
 

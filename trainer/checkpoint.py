@@ -72,6 +72,11 @@ class Checkpoint:
     extra_state: dict[str, Any]
     data: dict[str, Any]
 
+    @property
+    def optimizer_steps(self) -> int:
+        """Steps its optimiser had taken."""
+        return max((int(state.get("step", 0)) for state in self.optimizer["state"].values()), default=0)
+
 
 # ------------------------------------------------------------------------------------------------------------- save
 

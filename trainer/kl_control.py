@@ -80,10 +80,20 @@ class Penalised:
     Attributes:
         token_level_rewards: ``(rows, response_len)``: scores less the coefficient times the KL, on policy tokens.
         metrics: ``actor/reward_kl_penalty``, the mean KL a token, and ``actor/reward_kl_penalty_coeff``, as used.
+        trajectories: those the mean is over, which the controller is told.
+        next_coef: the coefficient as the controller left it.
     """
 
     token_level_rewards: Tensor
     metrics: dict[str, float]
+    trajectories: int
+    next_coef: float
+
+    def attrs(self) -> dict[str, str]:
+        """What it takes to replay the controller, as attributes of the rewards' row."""
+        current, coefficient = self.metrics.values()
+        said = {"kl": current, "kl_coef": coefficient, "kl_rows": self.trajectories, "kl_coef_next": self.next_coef}
+        return {name: repr(value) for name, value in said.items()}
 
 
 def apply_kl_penalty(
@@ -114,4 +124,5 @@ def apply_kl_penalty(
     coefficient = controller.value
     rewards = token_level_scores - coefficient * kl
     controller.update(current, n_steps=count)
-    return Penalised(rewards, {"actor/reward_kl_penalty": current, "actor/reward_kl_penalty_coeff": coefficient})
+    metrics = {"actor/reward_kl_penalty": current, "actor/reward_kl_penalty_coeff": coefficient}
+    return Penalised(rewards, metrics, count, controller.value)

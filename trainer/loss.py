@@ -31,12 +31,14 @@ class PolicyLoss:
         clipped: 1 where the upper clip decided.
         clipped_lower: 1 where the dual clip decided (negative advantages only).
         log_ratio: ``log_prob - old_log_prob``; minus its masked mean is ``actor/ppo_kl``.
+        clip: ``clip_ratio_low``, ``clip_ratio_high``, ``clip_ratio_c``, as they were used.
     """
 
     loss: Tensor
     clipped: Tensor
     clipped_lower: Tensor
     log_ratio: Tensor
+    clip: tuple[float, float, float]
 
 
 def compute_policy_loss(
@@ -74,6 +76,7 @@ def compute_policy_loss(
         clipped=(clipped > plain).to(loss.dtype),
         clipped_lower=((surrogate > bound) & negative).to(loss.dtype),
         log_ratio=log_ratio,
+        clip=(clip_ratio_low, clip_ratio_high, clip_ratio_c),
     )
 
 

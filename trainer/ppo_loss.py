@@ -57,6 +57,10 @@ class Term:
     tokens: Tensor
 
 
+#: what says which KL was taken: sums over the tokens of ``r = ref_log_prob - log_prob``, of its square, of what k3 makes
+#: of it, and the greatest; only while tracing
+KL_SUMS = ("kl_gap", "kl_gap_squared", "kl_excess", "kl_gap_most")
+
 # terms and watched sums of a micro-batch on the host
 MicroRead = tuple[list[LossTerm], dict[str, float]]
 
@@ -67,12 +71,14 @@ class MicroLoss:
 
     Attributes:
         terms: by name; ``pg_loss`` is always there.
-        watched: sums over the tokens of ``pg_loss`` of what is only reported.
+        watched: sums over the tokens of ``pg_loss`` of what is only reported, and ``KL_SUMS`` over those of
+            ``kl_loss``.
         mode: ``actor.loss_agg_mode``.
         rows: rows of the micro-batch.
         policy_mask: ``(rows, response_len)``, 1 on the tokens of ``pg_loss``.
         per_token: of each term ``(rows, response_len)``, before its mask and its scale; without the graph, but it says
             whether it had one. Empty unless it was asked for.
+        clip: bounds of the ratio, as they were used.
     """
 
     terms: dict[str, Term]
@@ -81,6 +87,14 @@ class MicroLoss:
     rows: int
     policy_mask: Tensor
     per_token: dict[str, Tensor]
+    clip: tuple[float, float, float]
+
+    def attrs(self, term: str, watched: dict[str, float]) -> dict[str, str]:
+        """What the trace says of a term beside its numbers, from what :meth:`read` gave."""
+        if term == "pg_loss":
+            return dict(zip(("clip_ratio_low", "clip_ratio_high", "clip_ratio_c"), map(repr, self.clip), strict=True))
+        said = KL_SUMS if term == "kl_loss" else ()
+        return {name: repr(watched[name]) for name in said if name in watched}
 
     @property
     def value(self) -> Tensor:
@@ -143,9 +157,20 @@ def ppo_loss(
     }
     keep = policy_mask.bool()
     sums = {name: torch.where(keep, matrix, torch.zeros_like(matrix)).sum() for name, matrix in watched.items()}
+    if per_token and rows.ref_log_prob is not None:
+        sums |= _kl_sums(rows, rows.ref_log_prob)
     kept = matrices.items() if per_token else ()
     tokens = {name: matrix.detach().requires_grad_(matrix.requires_grad) for name, matrix in kept}
-    return MicroLoss(terms, sums, config.loss_agg_mode, len(rows.mask), policy_mask, tokens)
+    return MicroLoss(terms, sums, config.loss_agg_mode, len(rows.mask), policy_mask, tokens, policy.clip)
+
+
+@torch.no_grad()
+def _kl_sums(rows: PolicyRows, ref_log_prob: Tensor) -> dict[str, Tensor]:
+    """:data:`KL_SUMS`, from what the loss reads and not from the KL it takes."""
+    gap = ref_log_prob - rows.log_prob
+    gap = torch.where(rows.mask.bool(), gap, torch.zeros_like(gap)).clamp(-20.0, 20.0)
+    sums = gap.sum(), gap.square().sum(), (torch.expm1(gap) - gap).sum(), gap.abs().amax()
+    return dict(zip(KL_SUMS, sums, strict=True))
 
 
 def _kept(rows: PolicyRows, correction: Any) -> Tensor:
@@ -168,7 +193,8 @@ def loss_metrics(read: Sequence[MicroRead]) -> dict[str, float]:
             totals[term.term] = totals.get(term.term, 0.0) + term.numerator / term.denominator
             tokens += term.tokens if term.term == "pg_loss" else 0
         for name, value in sums.items():
-            watched[name] = watched.get(name, 0.0) + value
+            if name not in KL_SUMS:
+                watched[name] = watched.get(name, 0.0) + value
     means = {name: value / max(tokens, 1) for name, value in watched.items()}
     return {f"actor/{name}": value for name, value in (totals | means).items()}
 

@@ -152,7 +152,7 @@ class TrainingWorker:
         self.bypass = bypass
         self.optimizer = build_optimizer(module, config.optim)
         self.scheduler = build_schedule(self.optimizer, config.optim, total_training_steps, batches_per_step)
-        self.watch = StepWatch(module, self.optimizer)
+        self.step_watch = StepWatch(module, self.optimizer)
 
     @property
     def device(self) -> torch.device:
@@ -230,7 +230,7 @@ class TrainingWorker:
         attrs = {**plan.attrs, "global_batch_size": str(plan.mini_batch_size), "dp_size": str(len(shares))}
         stage.split(keys, topology=self.topology, attrs=attrs, **place.context())
         self.optimizer.zero_grad(set_to_none=True)
-        self.watch.begin(look_at_all=place.update_index == plan.first_update)
+        self.step_watch.begin(look_at_all=place.update_index == plan.first_update)
         micro, done = 0, list[_Done]()
         for rank, positions in enumerate(plan.micro_batches.split([share.lengths("input_ids") for share in shares])):
             for part in positions:
@@ -269,9 +269,9 @@ class TrainingWorker:
                 rows, scores.given, inputs.detached(), {**context, "weights": weights, "sampling": sampling}
             )
         value = loss.value
-        before = self.watch.gradient() if tracing else None
+        before = self.step_watch.gradient() if tracing else None
         value.backward()
-        passed = PassedBack(value.detach(), before, self.watch.gradient() if tracing else None)
+        passed = PassedBack(value.detach(), before, self.step_watch.gradient() if tracing else None)
         return _Done(context, loss, passed, None if self.bypass is None else inputs.detached(), traced)
 
     def _optimizer_step(
@@ -299,12 +299,12 @@ class TrainingWorker:
         for micro in done:
             if micro.traced is not None:
                 micro.traced.record(micro.loss)
-        for micro, attrs, (terms, _) in zip(done, passed, read, strict=True):
+        for micro, attrs, (terms, watched) in zip(done, passed, read, strict=True):
             for term in terms:
-                stage.loss(term, attrs=attrs, **micro.context)
+                stage.loss(term, attrs=attrs | micro.loss.attrs(term.term, watched), **micro.context)
         stage.optim_step(
-            Optim(lr=self.watch.lr, grad_norm=grad_norm, clip=clip, skipped=skipped),
-            attrs=self.watch.attrs() if hooks.recorder().tracing else None,
+            Optim(lr=self.step_watch.lr, grad_norm=grad_norm, clip=clip, skipped=skipped),
+            attrs=self.step_watch.attrs() if hooks.recorder().tracing else None,
             weights=Weights(plan.version + 1, "actor", adapter=self.adapter, training=True),
             **place.context(),
         )

@@ -62,6 +62,8 @@ def _suite(report: Report) -> TestSuite:
     }
     for key, value in said.items():
         suite.add_property(key, plain(str(value)))
+    for note in report.notes:
+        suite.add_property("note", plain(note))
     suite.add_testcases([*_of_the_trace(report, name), *(_of_a_code(report, one, name) for one in report.verdicts)])
     suite.time = round(report.seconds, 3)
     return suite

@@ -1,13 +1,13 @@
 -- code: LEN004
 -- name: cut to the response at the right place
 -- severity: error
--- says: A field cut from the sequence to the response is the window from prompt_len-1 to seq_len-1, not that window moved by a token.
+-- says: A field cut from the sequence to the response is that row's window from prompt_len-1 to seq_len-1, not that window moved by a token, and not another row's.
 -- needs: key, valid_length, fingerprint, marks
 -- fields: log_probs
 -- examines: select sum(r.n) from events as r where r.entity = 'trajectory' and r.op = 'produce' and r.span = 'response' and r.field in ('old_log_probs', 'ref_log_prob', 'entropy') and exists (select 1 from events as s where s.w is not null and s.k = r.k and s.step_id = r.step_id and s.stage = r.stage and s.ord < r.ord and (s.dtype is not distinct from r.dtype or r.dtype not in ('bfloat16', 'float16')))
 -- subsumed_by: LEN001, LEN002, QUE003
 -- source: verl's response window of full-sequence log-probs
--- causes: Log-probs of a token stand at the token before it; the cut began at prompt_len, or all rows were cut at one place although their prompts differ.
+-- causes: Log-probs of a token stand at the token before it; the cut began at prompt_len, or all rows were cut at one place although their prompts differ; what was cut was put back in another order than the keys.
 -- reports: modelscope/ms-swift#3069, modelscope/ms-swift#7066, verl-project/verl#1440
 -- faults: cut_a_token_late, masked_before_the_order_was_undone, one_prompt_length_for_all, reference_cut_a_token_early
 create or replace temp table windows_cut as
@@ -31,13 +31,26 @@ with windows as (
     from elements as a
     join windows_cut as c using (rid)
     join elements as s on s.rid = c.was and s.key = a.key
+),
+broken as (
+    select * from windows
+    where valid_length <> last.at - first.at or compose(first.fp, first.at, fingerprint) <> last.fp
+),
+right_ones as (
+    -- the fingerprint of each window itself: what its prefix adds is taken off, by the power that undoes its own
+    select rid, min(key) as key, last.at - first.at as size,
+        compose(0, 4611686018427387904 - first.at,
+            cast((18446744073709551616::uhugeint + last.fp - first.fp) % 18446744073709551616 as ubigint)) as fp
+    from windows
+    where rid in (select rid from broken)
+    group by all
 )
-select rid, key, printf('window [%d, %d)', first.at, last.at) as expected,
+select b.rid, b.key, printf('window [%d, %d)', b.first.at, b.last.at) as expected,
     case
-        when valid_length <> last.at - first.at then printf('%d values', valid_length)
-        when compose(later.fp, later.at, fingerprint) = seq_fp then printf('window [%d, %d)', later.at, seq_len)
-        else printf('other values, fingerprint %x', fingerprint)
+        when o.key is not null then 'the window of ' || o.key
+        when b.valid_length <> b.last.at - b.first.at then printf('%d values', b.valid_length)
+        when compose(b.later.fp, b.later.at, b.fingerprint) = b.seq_fp then printf('window [%d, %d)', b.later.at, b.seq_len)
+        else printf('other values, fingerprint %x', b.fingerprint)
     end as actual,
     null as detail, null as severity
-from windows
-where valid_length <> last.at - first.at or compose(first.fp, first.at, fingerprint) <> last.fp
+from broken as b left join right_ones as o on o.rid = b.rid and o.fp = b.fingerprint and o.size = b.valid_length

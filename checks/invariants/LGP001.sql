@@ -1,7 +1,7 @@
 -- code: LGP001
 -- name: log-probs are log-probs
 -- severity: error
--- says: On policy tokens a log-prob is finite and at most 0 (1e-4 of roundoff); the sampler's are exactly 0 outside the mask; a batch sampled at a temperature above 0 is not all zeros.
+-- says: On policy tokens a log-prob is finite and at most 0 (1e-4 of roundoff); the sampler's are exactly 0 outside the mask; a batch sampled at a temperature above 0 is not all zeros, unless the policy is as certain of its tokens where it is trained.
 -- needs: key, nonfinite_in, max_in
 -- fields:
 -- examines: select sum(n) from events where entity = 'trajectory' and op <> 'compare' and field in ('log_probs', 'old_log_probs', 'ref_log_prob', 'rollout_log_probs') and nonfinite_in is not null
@@ -10,12 +10,20 @@
 -- causes: The log was forgotten or taken of a truncated distribution, a buffer was not filled, or an engine gave no log-probs and zeros took their place.
 -- reports: huggingface/trl#6297, vllm-project/vllm#42245
 -- faults: buffer_not_filled, infinite_old_log_prob, observations_have_log_probs, placeholder_log_probs, positive_log_probs, probabilities_for_log_probs
+create or replace temp table certain_steps as
+-- Collapsed policies, and low temperatures: in float32 a probability is 1 long before it is.
+select step_id
+from events
+where stage = 'update_actor' and op = 'forward' and field = 'log_probs'
+group by step_id, update_index
+having min(low) > -1e-3 and sum(masked) >= 16;
 create or replace temp table no_log_probs as
 select rid,
     -- the sampler's zeros outside the mask are the rollout's word: who reads them later may see another mask
     field = 'rollout_log_probs' and op = 'produce' as whose,
     low = 0 and high = 0 and masked >= 16 and partition is distinct from 'val' and stage <> 'validate'
         and field <> 'log_probs' and coalesce(setting(run_id, 'actor_rollout_ref.rollout.do_sample'), 'true') <> 'false'
+        and step_id not in (select step_id from certain_steps)
         as empty
 from events
 where entity = 'trajectory' and op <> 'compare'

@@ -5,7 +5,7 @@
 -- needs: key, absdiff_sum, n_in
 -- fields: old_log_probs
 -- examines: select count(*) from sampler_pairs
--- subsumed_by: LGP001, LGP003, LGP004, LGP005, LGP009, LEN004, LEN006, LEN008, TOK001, TOK002, TOK003, MSK003, MSK006, LEN001, QUE003, VER002, VER003
+-- subsumed_by: LGP001, LGP003, LGP004, LGP005, LGP009, LEN004, LEN006, LEN008, TOK001, TOK002, TOK003, MSK003, MSK006, LEN001, QUE003, VER002, VER003, VER004
 -- source: seen in TRL, verl and open-instruct: log-probs of another temperature, of other weights, of logits in bfloat16
 -- causes: The trainer scores another distribution than the sampler drew from: logits not divided by the temperature, or in fewer bits; other weights; dropout.
 -- reports: NVIDIA-NeMo/RL#935, NovaSky-AI/SkyRL#747, PrimeIntellect-ai/prime-rl#697, allenai/open-instruct#1387, huggingface/trl#5312, unslothai/unsloth#3283, verl-project/verl#2088, verl-project/verl#4162

@@ -1,20 +1,21 @@
 -- code: LOS002
 -- name: every token weighs once
 -- severity: error
--- says: The tokens of each term are those of the final mask, on every micro-batch and over an epoch; no token weighs more than its share; and what the backward pass begins with is the sum of the terms, as they are scaled.
+-- says: The tokens of each term are those of the final mask, on every micro-batch and over an epoch; no token weighs more than its share; what the backward pass begins with is the sum of the terms, as they are scaled; and the gradient begins empty at every mini-batch and goes on, as it is, from one micro-batch to the next.
 -- needs: loss
 -- fields: loss
 -- examines: select count(*) from events where loss is not null and update_index is not null
 -- subsumed_by: LOS001, MSK001, MSK002, BAT003, KEY006, QUE003
 -- source: verl's agg_loss; losses scaled by the context-parallel size, by micro-batches or by ranks seen in SkyRL and slime
--- causes: A term kept its own mask, or none; the loss was scaled once more for ranks, gradient accumulation or a scheduler; a micro-batch was left out.
+-- causes: A term kept its own mask, or none; the loss was scaled once more for ranks, gradient accumulation or a scheduler; a micro-batch was left out; gradients were not zeroed before a mini-batch, or were between its micro-batches.
 -- reports: NVIDIA-NeMo/RL#3791, NovaSky-AI/SkyRL#1751, THUDM/slime#987, allenai/open-instruct#535
 -- faults: entropy_bonus_times_micro_batches, kl_logged_and_not_added, kl_over_everything, last_micro_batch_weighs_half, loss_times_the_ranks
 create or replace temp table micro_terms as
 select rid, run_id, process, global_steps, ppo_epoch, update_index, micro_batch, coord.dp as dp, ord,
     loss.term as term, loss.mode as mode, loss.tokens as tokens, loss.numerator as numerator,
     loss.denominator as denominator, loss.scale * loss.numerator / loss.denominator as share,
-    try_cast(attrs['backward'] as double) as backward
+    try_cast(attrs['backward'] as double) as backward, try_cast(attrs['gradient_before'] as double) as before,
+    try_cast(attrs['gradient_after'] as double) as after
 from events
 where loss is not null and update_index is not null;
 create or replace temp table micro_masks as
@@ -70,6 +71,16 @@ passed as (
     from micro_terms
     where backward is not null
     group by run_id, process, global_steps, update_index, micro_batch, dp
+),
+gradients as (
+    select *, lag(after) over (partition by run_id, process, global_steps, update_index order by ord) as left_before
+    from (
+        select run_id, process, global_steps, update_index, min(rid) as rid, min(ord) as ord, any_value(before) as before,
+            any_value(after) as after
+        from micro_terms
+        where before is not null
+        group by run_id, process, global_steps, update_index, micro_batch, dp
+    )
 )
 select rid, term as key, printf('%d tokens, the mask''s', masked) as expected, printf('%d tokens', tokens) as actual,
     printf('micro-batch %d of optimiser step %d', micro_batch, update_index) as detail, null as severity
@@ -94,3 +105,14 @@ select rid, 'loss', printf('%.9g, the sum of its terms', whole), printf('%.9g', 
     case when whole <> 0 then printf('%.6g times as much', backward / whole) end, null
 from passed
 where abs(backward - whole) > said('loss.backward') * size + 1e-12 and not isnan(whole)
+union all
+select rid, 'gradient', coalesce(printf('%.9g, as the micro-batch before left it', left_before), '0: it begins empty'),
+    printf('%.9g', before),
+    case
+        when left_before is null then 'something is left of the update before'
+        when before = 0 then 'what was added so far is lost'
+        else 'it was changed in between'
+    end,
+    null
+from gradients
+where before <> coalesce(left_before, 0)

@@ -1,13 +1,13 @@
 -- code: LOS004
 -- name: every term reaches the gradient
 -- severity: error
--- says: The policy loss of a token carries a gradient, and where use_kl_loss is on so does the KL to the reference: it is in the ledger with its coefficient, and not 0 where the log-probs are apart by more than the band. A warning of the KL.
+-- says: The policy loss of a token carries a gradient, and where use_kl_loss is on so does the KL to the reference, which is not 0 where the log-probs are apart by more than the band (a warning of the KL). On every micro-batch the ledger has the terms that the configuration asks for and no other, each with its coefficient and sign.
 -- needs: loss
 -- fields: loss
 -- examines: select count(*) from events where (loss is not null and update_index is not null) or (stage = 'update_actor' and op = 'forward' and field in ('pg_loss', 'kl_loss') and requires_grad is not null)
 -- subsumed_by: LGP006, LGP001, LOS003
 -- source: KL in the loss is there for its gradient; detached estimators, a reference that follows the actor
--- causes: The KL was taken under no_grad, of detached log-probs, or against a reference that is the actor; its coefficient was lost on the way.
+-- causes: The KL was taken under no_grad, of detached log-probs, or against a reference that is the actor; its coefficient was lost on the way; a bonus is added where it is to be taken off, or by a coefficient of another run.
 -- faults: kl_without_gradient, policy_loss_without_gradient
 create or replace temp table kl_runs as
 select run_id, try_cast(setting(run_id, 'actor_rollout_ref.actor.kl_loss_coef') as double) as coef
@@ -37,20 +37,50 @@ left join pair_cells as q
     and q.n_in = n.mask_sum
 where f.field = 'log_probs' and f.op = 'forward' and f.stage = 'update_actor' and n.mask_sum > 0
 group by k.rid;
+create or replace temp table asked_terms as
+with asked as (
+    -- a loop of one's own that says nothing of its loss may have any term
+    select run_id, said('loss.whole') = 1 and setting(run_id, 'actor_rollout_ref.actor.use_kl_loss') is not null as whole,
+        -try_cast(setting(run_id, 'actor_rollout_ref.actor.entropy_coeff') as double) + 0 as entropy,
+        case setting(run_id, 'actor_rollout_ref.actor.use_kl_loss')
+            when 'true' then try_cast(setting(run_id, 'actor_rollout_ref.actor.kl_loss_coef') as double)
+            when 'false' then 0
+        end as kl
+    from (select distinct run_id from events where loss is not null)
+)
+select run_id, whole, unnest([
+    {term: 'pg_loss', coefficient: case when whole then 1.0 end},
+    {term: 'entropy_loss', coefficient: entropy},
+    {term: 'kl_loss', coefficient: kl}
+], recursive := true)
+from asked;
+create or replace temp table terms_seen as
+select run_id, process, global_steps, update_index, micro_batch, coord.dp as dp, min(rid) as rid,
+    list(distinct loss.term) as terms
+from events
+where loss is not null
+group by all;
 select rid, null as key, 'a gradient' as expected, 'none' as actual, field || ' is a constant' as detail,
     case when field = 'kl_loss' then 'warning' end as severity
 from events
 where stage = 'update_actor' and op = 'forward' and field in ('pg_loss', 'kl_loss') and requires_grad = false
 union all
-select min(e.rid), 'kl_loss', printf('a KL term of coefficient %g', r.coef), 'none in the ledger', null, 'warning'
-from events as e join kl_runs as r on r.run_id is not distinct from e.run_id
-where e.loss is not null and r.coef > 0
-group by e.run_id, e.global_steps, r.coef
-having not bool_or(e.loss.term = 'kl_loss')
+select s.rid, a.term, printf('a term of coefficient %g', a.coefficient), 'none in the ledger', null,
+    -- who keeps no whole ledger may have left it out of the trace alone
+    case when not a.whole and a.term not in (select unnest(terms) from terms_seen) then 'warning' end
+from terms_seen as s join asked_terms as a on a.run_id is not distinct from s.run_id
+where a.coefficient <> 0 and not list_contains(s.terms, a.term)
 union all
-select e.rid, 'kl_loss', printf('coefficient %g', r.coef), printf('%g', e.loss.scale), null, 'warning'
-from events as e join kl_runs as r on r.run_id is not distinct from e.run_id
-where e.loss.term = 'kl_loss' and abs(e.loss.scale - r.coef) > 1e-6 * abs(r.coef)
+select e.rid, a.term, printf('coefficient %g', a.coefficient), printf('%g', e.loss.scale),
+    case when e.loss.scale = -a.coefficient then 'the other sign' end, null
+from events as e join asked_terms as a on a.run_id is not distinct from e.run_id and a.term = e.loss.term
+-- an entropy is not below 0: a bonus whose numerators are has its sign there
+where abs(e.loss.scale * if(a.term = 'entropy_loss' and e.loss.numerator < 0, -1, 1) - a.coefficient)
+    > 1e-6 * abs(a.coefficient)
+union all
+select e.rid, e.loss.term, 'no such term', printf('coefficient %g', e.loss.scale), null, null
+from events as e join (select distinct run_id from asked_terms where whole) as r on r.run_id is not distinct from e.run_id
+where e.loss is not null and e.loss.term not in ('pg_loss', 'entropy_loss', 'kl_loss') and e.loss.scale <> 0
 union all
 select e.rid, 'kl_loss', 'a KL that is not 0', '0', printf('log-probs %.3g nats from the reference''s, %d tokens', g.gap, e.loss.tokens), 'warning'
 from events as e

@@ -1,11 +1,11 @@
 -- code: LOS005
 -- name: the loss recomputes
 -- severity: error
--- says: A numerator is the sum of its rows' losses as the mode takes them; before the first update a row's policy loss is minus its advantages, times the importance weights, which are the cut ratios of old to rollout, and its KL one that log-probs so far apart have; afterwards the policy loss is within the clip's bounds; a logged actor/ metric is the mean over the optimiser steps.
+-- says: A numerator is the sum of its rows' losses as the mode takes them; before the first update a row's policy loss is minus its advantages, times the importance weights, which are the cut ratios of old to rollout, and its KL one that log-probs so far apart have; afterwards the policy loss is within the clip's bounds, which are the configured ones; the KL is the configured estimate of KL(policy || reference), not of its reverse; a logged actor/ metric is the mean over the optimiser steps.
 -- needs: loss, sum_in
 -- fields: loss
 -- examines: select count(*) from events where (loss is not null and update_index is not null) or (stage = 'update_actor' and op = 'forward' and field in ('pg_loss', 'kl_loss', 'entropy_loss'))
--- subsumed_by: LOS001, LOS002, LOS003, LGP002, LGP003, LGP005, LGP006, LGP009, ADV001, ADV002, ADV004, QUE003, MSK002, KEY003, LGP001
+-- subsumed_by: LOS001, LOS002, LOS003, LEN004, LGP002, LGP003, LGP005, LGP006, LGP009, ADV001, ADV002, ADV004, QUE003, MSK002, KEY003, LGP001, VER004
 -- source: verl's agg_loss and compute_policy_loss_vanilla; a sequence mean divided by its length twice seen in ROLL
 -- causes: The aggregation is not that of its name, the advantage met another row's ratio, the clip was put on the other side, weights were applied twice, or a metric averages what it should add.
 -- reports: alibaba/ROLL@d8d7e78f, verl-project/verl#3699
@@ -173,3 +173,39 @@ union all
 select rid, name, printf('%.9g', whole), printf('%.9g', value), 'mean over the optimiser steps, and as logged', null
 from logged
 where abs(value - whole) > said('loss.relative') * size + 1e-9
+union all
+select rid, 'pg_loss', printf('clip_ratio %g and %g, clip_ratio_c %g', low, high, dual),
+    printf('%g and %g, %g', said_low, said_high, said_dual), 'the bounds the ratio was cut to', null
+from (
+    select e.rid, try_cast(e.attrs['clip_ratio_low'] as double) as said_low,
+        try_cast(e.attrs['clip_ratio_high'] as double) as said_high, try_cast(e.attrs['clip_ratio_c'] as double) as said_dual,
+        coalesce(try_cast(setting(e.run_id, 'actor_rollout_ref.actor.clip_ratio_low') as double),
+            try_cast(setting(e.run_id, 'actor_rollout_ref.actor.clip_ratio') as double)) as low,
+        coalesce(try_cast(setting(e.run_id, 'actor_rollout_ref.actor.clip_ratio_high') as double),
+            try_cast(setting(e.run_id, 'actor_rollout_ref.actor.clip_ratio') as double)) as high,
+        try_cast(setting(e.run_id, 'actor_rollout_ref.actor.clip_ratio_c') as double) as dual
+    from events as e
+    where e.loss.term = 'pg_loss' and e.attrs['clip_ratio_low'] is not null
+)
+where abs(said_low - low) > 1e-9 or abs(said_high - high) > 1e-9 or abs(said_dual - dual) > 1e-9
+union all
+select rid, 'kl_loss', printf('%.6g, the KL by %s', whole, kind), printf('%.6g', numerator),
+    case when abs(numerator - reversed) < 0.1 * abs(numerator - whole) then 'that of the reference to the policy'
+        else 'from the sums of what the loss read' end, null
+from (
+    select e.rid, e.loss.numerator as numerator, k.kind, whole, reversed, 1e-4 * abs(whole) + 1e-6 * e.loss.tokens as slack
+    from events as e
+    join (
+        select rid, rtrim(setting(run_id, 'actor_rollout_ref.actor.kl_loss_type'), '+') as kind,
+            try_cast(attrs['kl_gap'] as double) as gap, try_cast(attrs['kl_gap_squared'] as double) as squared,
+            try_cast(attrs['kl_excess'] as double) as excess,
+            try_cast(attrs['kl_gap_most'] as double) as most
+        from events where loss.term = 'kl_loss' and attrs['kl_gap'] is not null
+    ) as k using (rid),
+    lateral (select case when kind in ('kl', 'k1') then -gap when kind in ('mse', 'k2') then squared / 2
+            when kind in ('low_var_kl', 'k3') then excess end as whole,
+        case when kind in ('kl', 'k1') then gap when kind in ('low_var_kl', 'k3') then squared - excess end as reversed)
+    -- beyond it k3 is cut
+    where e.loss.mode in ('token-mean', 'seq-mean-token-sum') and most < 2.5
+)
+where abs(numerator - whole) > slack

@@ -1,13 +1,13 @@
 -- code: REW005
 -- name: rewards are scores, less a KL under the mask
 -- severity: error
--- says: With algorithm.use_kl_in_reward=false token_level_rewards are token_level_scores; with true they are less the coefficient times a KL that the log-probs have, under the mask only.
+-- says: With algorithm.use_kl_in_reward=false token_level_rewards are token_level_scores; with true they are less the coefficient times a KL that the log-probs have, under the mask only. A fixed coefficient is algorithm.kl_ctrl.kl_coef; an adaptive one begins there and moves after each batch by (KL / target_kl - 1, a fifth at most) x trajectories / horizon.
 -- needs: key, fingerprint, nnz_out
 -- fields: token_level_scores, token_level_rewards
 -- examines: select sum(n) from events where field = 'token_level_rewards' and op = 'forward' and entity = 'trajectory' and setting(run_id, 'algorithm.use_kl_in_reward') is not null
 -- subsumed_by: REW001, REW002, VAL001
--- source: verl's fit: apply_kl_penalty, or token_level_rewards = token_level_scores
--- causes: A penalty was taken off although the run has none, the KL was not masked, or the rewards were shaped in place and the scores with them.
+-- source: verl's fit: apply_kl_penalty, or token_level_rewards = token_level_scores; the adaptive controller of arXiv:1909.08593
+-- causes: A penalty was taken off although the run has none, the KL was not masked, or the rewards were shaped in place and the scores with them; the controller was never told the KL, told another one, or made anew.
 -- reports: THUDM/slime#1372
 -- faults: a_penalty_the_run_has_not, penalty_is_added, the_penalty_is_not_masked
 create or replace temp table rewarded as
@@ -54,6 +54,28 @@ join pair_cells as p on p.step_id = paid.step_id and p.id = paid.id and p.field 
 join token_sum_cells as o on o.step_id = paid.step_id and o.id = paid.id and o.field = 'old_log_probs'
 join token_sum_cells as r on r.step_id = paid.step_id and r.id = paid.id and r.field = 'ref_log_prob'
 where o.mask_sum = p.n_in and r.mask_sum = p.n_in;
+create or replace temp table coefficient_moves as
+with said as (
+    select rid, run_id, global_steps, ord, try_cast(attrs['kl_coef'] as double) as coef, try_cast(attrs['kl'] as double) as kl,
+        try_cast(attrs['kl_coef_next'] as double) as then_coef
+    from events
+    where field = 'token_level_rewards' and op = 'forward' and entity = 'trajectory' and attrs['kl_coef'] is not null
+),
+counted as (
+    select c.rid, count(*) filter (b.mask_sum > 0) as trajectories
+    from reward_cells as c join base as b using (id)
+    where c.rid in (select rid from said)
+    group by c.rid
+)
+select s.*, c.trajectories,
+    lag(then_coef) over batches as left_at,
+    lag(global_steps) over batches as left_in,
+    setting(run_id, 'algorithm.kl_ctrl.type') as kind,
+    try_cast(setting(run_id, 'algorithm.kl_ctrl.kl_coef') as double) as first_coef,
+    coef * (1 + greatest(least(kl / try_cast(setting(run_id, 'algorithm.kl_ctrl.target_kl') as double) - 1, 0.2), -0.2)
+        * c.trajectories / try_cast(setting(run_id, 'algorithm.kl_ctrl.horizon') as double)) as moved
+from said as s left join counted as c using (rid)
+window batches as (partition by run_id order by ord);
 insert into suspects
 select rid from unlike_scores union select scores_rid from unlike_scores;
 select r.rid, r.key,
@@ -79,3 +101,30 @@ from (
 ) join keys using (id)
 where taken < least(0.75 * low, 1.25 * low) - 1e-4 * coef * size - 1e-6
     or taken > greatest(0.75 * high, 1.25 * high) + 1e-4 * coef * size + 1e-6
+union all
+select rid, null, printf('coefficient %.9g', wanted), printf('coefficient %.9g', coef), why, null
+from (
+    select *, case when kind = 'fixed' or left_at is null then first_coef else left_at end as wanted,
+        case when kind = 'fixed' or left_at is null then 'algorithm.kl_ctrl.kl_coef' else 'as the batch before left it' end as why
+    from coefficient_moves
+    -- what a run goes on from is in its checkpoint
+    where kind = 'fixed' or (left_at is null and global_steps = 1) or left_in >= global_steps - 1
+)
+where abs(coef - wanted) > 1e-9 * abs(wanted)
+union all
+select rid, null, printf('coefficient %.9g after it', moved), printf('%.9g', then_coef),
+    printf('it was %.9g; KL %.6g over %d trajectories', coef, kl, trajectories), null
+from coefficient_moves
+where kind = 'adaptive' and abs(then_coef - moved) > 1e-9 * abs(moved)
+union all
+select m.rid, null, printf('a KL from %.6g to %.6g', p.low, p.high), printf('%.6g', m.kl),
+    printf('the mean over %d trajectories of what each has a token, as the controller is told', p.rows_of), null
+from coefficient_moves as m
+join (
+    select rid, count(*) as rows_of, 1e-4 * avg(size / n_in) + 1e-6 as slack,
+        avg(case when kind in ('kl', 'k1') then k1 else kl_least(kind, d, m, n_in) end / n_in) as low,
+        avg(case when kind in ('kl', 'k1') then k1 else kl_most(kind, d, m) end / n_in) as high
+    from penalties where kind in ('kl', 'k1', 'abs', 'mse', 'k2', 'low_var_kl', 'k3')
+    group by rid
+) as p using (rid)
+where p.rows_of = m.trajectories and (m.kl < p.low - p.slack or m.kl > p.high + p.slack)

@@ -1,13 +1,13 @@
 -- code: VER006
 -- name: what is frozen stays, what trains moves
 -- severity: error
--- says: Frozen parameters keep the fingerprint they had at the start; after an update that was not skipped, with lr > 0 and a gradient, the actor's weights are not what they were (a warning where its dtype or so small an lr may round the change away).
+-- says: Frozen parameters keep the fingerprint they had at the start; after an update that was not skipped, with lr > 0 and a gradient, the actor's weights are not what they were (a warning where its dtype or so small an lr may round the change away), and neither is any tensor of them that trains and had a gradient (a warning of one that trains and had none, while others did).
 -- needs: weights, fingerprint
 -- fields: parameters
 -- examines: select coalesce(sum(n), 0) from events where op = 'sync' and entity = 'param' and weights.phase = 'actor' and c is not null and global_steps > 0
--- subsumed_by:
+-- subsumed_by: LOS003
 -- source: a frozen base under an adapter; optimiser steps move what trains
--- causes: The weights that are published come from a copy that is not the one that trains, an adapter is left out of them, or merging and unmerging it changed the base.
+-- causes: The weights that are published come from a copy that is not the one that trains, an adapter is left out of them, merging and unmerging it changed the base, or a tensor is in no group of the optimiser, or is written back after the step.
 -- reports: huggingface/trl#6688, modelscope/ms-swift#8275, modelscope/ms-swift#9855
 -- faults: adapter_is_never_sent, decay_reaches_what_is_frozen, stale_head_is_sent, weights_are_copied_before_the_step
 create or replace temp table actor_sides as
@@ -28,6 +28,11 @@ select coalesce(run_id, '') as run, ord, optim.lr as lr, optim.grad_norm as grad
 from events
 where op = 'optim_step' and not coalesce(optim.skipped, false) and optim.lr > 0 and optim.grad_norm > 0
     and isfinite(optim.grad_norm);
+create or replace temp table looks as
+select coalesce(run_id, '') as run, ord, optim.lr as lr, optim.grad_norm as grad_norm,
+    string_split(attrs['without_gradient'], ',') as without
+from events
+where op = 'optim_step' and attrs['without_gradient'] is not null and not coalesce(optim.skipped, false);
 with first_prints as (
     select f.run, f.id, p.fingerprint
     from frozen_cells as f
@@ -61,6 +66,27 @@ returned as (
     join param_cells as first on first.rid = s.rid and first.id = p.id and first.fingerprint = p.fingerprint
     join param_cells as before on before.rid = l.last_rid and before.id = p.id and before.fingerprint <> p.fingerprint
     where p.length >= 1000 and l.rid not in (select rid from unmoved)
+),
+-- One tensor among the others that is still what it was, though the update had a gradient for it: of a large one some
+-- number is small enough to show any change, of a small one all may be near 1.
+resting as (
+    select l.rid, k.id, k.key, bool_or(not list_contains(t.without, k.key)) as had_gradient
+    from (
+        select *, lag(rid) over before as last_rid, lag(ord) over before as last_ord, lag(dtype) over before as last_dtype
+        from actor_sides where op = 'sync' window before as (partition by run order by ord)
+    ) as l
+    join param_cells as p on p.rid = l.rid
+    join param_cells as had on had.rid = l.last_rid and had.id = p.id and had.fingerprint = p.fingerprint
+    join first_sides as s on s.run = l.run
+    join param_cells as first on first.rid = s.rid and first.id = p.id and first.status = 'trainable'
+    join keys as k on k.id = p.id
+    join looks as t on t.run = l.run and t.ord > l.last_ord and t.ord < l.ord
+    where l.dtype = 'float32' and l.last_dtype = 'float32' and l.rid not in (select rid from unmoved)
+        and t.lr >= if(p.length >= 1000, 10, 1000) * said('weights.seen_lr')
+        and t.grad_norm >= said('weights.seen_gradient')
+        -- no token may have chosen an expert
+        and (k.key not like '%expert%' or not list_contains(t.without, k.key))
+    group by l.rid, k.id, k.key
 )
 select l.rid, k.key, printf('%x', f.fingerprint) as expected, printf('%x', p.fingerprint) as actual,
     'a frozen parameter' as detail, null as severity
@@ -77,6 +103,11 @@ select rid, null, 'weights changed by the update', 'all of them as they were aft
             then 'warning'
     end
 from unmoved
+union all
+select rid, key, 'a tensor that moves with the others', 'as it was before the update',
+    if(had_gradient, 'it trains, and had a gradient', 'it trains, and no gradient has reached it'),
+    if(had_gradient, null, 'warning')
+from resting
 union all
 select rid, key, 'what the update before left, ' || printf('%x', had) || ', or newer', printf('%x', fingerprint),
     'the first weights again, under this name alone', null

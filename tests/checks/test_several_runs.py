@@ -107,7 +107,9 @@ def test_runs_of_two_profiles_are_refused(tmp_path):
     """A check follows the conventions of one trainer."""
     as_run(GOOD, tmp_path / "a.parquet", profile="lineage")
     as_run(GOOD, tmp_path / "b.parquet", profile="verl")
-    with pytest.raises(TraceError, match=r"its runs follow different profiles \(lineage, verl\): check them apart"):
+    as_run(GOOD, tmp_path / "c.parquet", profile="verl")
+    apart = f"lineage: {tmp_path}/a.parquet; verl: {tmp_path}/b.parquet {tmp_path}/c.parquet"
+    with pytest.raises(TraceError, match=rf"its runs follow different profiles, check them apart: {apart}$"):
         check(tmp_path)
 
 

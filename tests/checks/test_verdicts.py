@@ -43,6 +43,9 @@ def test_an_absent_column_makes_its_codes_not_applicable(rows, write, tmp_path):
     verdict = report.verdict("TOK001")
     assert verdict.kind is Kind.NOT_APPLICABLE
     assert verdict.needed == "column fingerprint (absent)"
+    assert report.notes == ("without column fingerprint: 1 of 2 codes could not judge",)
+    assert f"note: {report.notes[0]}\n" in to_text(report, quiet=True)
+    assert check(path, select=["TOK001", "LEN001"]).notes == ()
     assert _kinds(report)["LEN001"] is Kind.PASS
 
 

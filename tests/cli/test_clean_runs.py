@@ -16,10 +16,6 @@ from lineage.trainer.faults.configurations import Configuration, drawn
 EXAMPLES = 50
 # codes a synchronous run gives nothing to judge: rows are consumed at the version they were generated with
 ELSEWHERE = {"VER005"}
-# Warnings speak of what was drawn as well: groups of one score, a mini-batch without a token, a rejection, a KL that
-# rounds to 0, few tokens that happen to correlate.
-MAY_WARN = {"LGP003", "LOS004", "MSK002", "MSK005", "REW004"}
-SILENT = {"pass", "vacuous", "not_applicable"}
 
 
 @st.composite
@@ -30,7 +26,7 @@ def configurations(draw: st.DrawFn) -> Configuration:
 
 @pytest.mark.slow
 def test_a_clean_run_breaks_no_code_and_no_code_is_blind_in_all_of_them(tmp_path: Path) -> None:
-    """No violation on any configuration, in both halves of a run that resumes; each code passes on one at least."""
+    """Nothing fails and no code warns of what is not so, in both halves of a resumed run; each code passes once."""
     passed: Counter[str] = Counter()
 
     @settings(
@@ -45,8 +41,7 @@ def test_a_clean_run_breaks_no_code_and_no_code_is_blind_in_all_of_them(tmp_path
     def a_clean_run_breaks_no_code(one: Configuration) -> None:
         done = attempt(Trial(Kind.CLEAN, "random", one.overrides, one.resume_after), tmp_path)
         note(f"{done.result}: {done.error} {' '.join(done.headline)}")
-        assert done.result is Result.CLEAN or {one.verdict for one in done.seen.values()} <= SILENT
-        assert {code for code, one in done.seen.items() if one.warnings} <= MAY_WARN
+        assert done.result is Result.CLEAN
         passed.update(code for code, seen in done.seen.items() if seen.verdict == "pass")
 
     a_clean_run_breaks_no_code()

@@ -92,6 +92,7 @@ def test_info_show_and_explain_as_json_hold_what_they_print(command, trace_file)
     """JSON and nothing else on stdout, with the facts of the text."""
     info = json.loads(command("info", trace_file, "--json").out)
     assert (info["complete"], info["first_step"], info["last_step"]) == (True, 1, 2)
+    assert (info["pages"]["summed"], info["pages"]["unsummed"] > 0) == (0, True)
     assert info["facts"] == sum(stage["facts"] for stage in info["stages"])
     key = json.loads(command("sql", trace_file, "select key from trajectories limit 1", "--json").out)[0]["key"]
     shown = json.loads(command("show", trace_file, key, "--json").out)
@@ -125,10 +126,33 @@ def test_explain_knows_the_codes_of_the_project(command, tmp_path, monkeypatch):
 
 
 def test_a_code_that_is_near_none_gets_no_silly_suggestion(command):
-    """The known codes are listed instead."""
-    said = command("explain", "NOPE1").err
-    assert "did you mean" not in said
-    assert "known: ADV001" in said
+    """The families are listed instead, and not every code."""
+    (line,) = command("explain", "NOPE1").err.splitlines()
+    assert "did you mean" not in line
+    assert line.startswith("error: no invariant 'NOPE1'; families of codes: ADV, ")
+    assert "001" not in line
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ("late_writer", "late_writer is a fault, not a code: QUE001 shows it (lineage explain QUE001); to see it: "),
+        ("Late-Writer", "lineage selftest --fault late_writer"),
+        ("late_writr", "no invariant 'late_writr'; of faults there is late_writer"),
+    ],
+)
+def test_a_fault_is_told_from_a_code(command, asked, says):
+    """``explain`` of a fault's name says whose it is and how to see it."""
+    done = command("explain", asked)
+    assert (done.code, done.out) == (2, "")
+    (line,) = done.err.splitlines()
+    assert says in line
+
+
+def test_explain_says_of_a_warning_how_a_check_ends(command):
+    """A code that only warns keeps no gate."""
+    assert command("explain", "QUE006").out.splitlines()[0].endswith("exits 0 on it unless --max-warnings 0)")
+    assert command("explain", "KEY001").out.splitlines()[0].endswith("(error)")
 
 
 def test_compact_as_json_names_what_it_wrote(command, tmp_path):

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lineage.checks.catalogue import catalogue
-from lineage.cli import selftest_page, selftest_text, trials
+from lineage.cli import selftest, selftest_page, selftest_text, trials
 from lineage.cli.together import Judgement
 from lineage.cli.trials import Kind, Outcome, Place, Result, Seen, Trial, attempt, attempt_together
 from lineage.trainer.faults.registry import Fault, all_faults
@@ -62,6 +62,36 @@ def test_every_offender_is_named_with_what_was_wanted() -> None:
     assert any(line.startswith("  false alarm: tools: KEY001 at rollout, step 1") for line in lines)
     assert "  broken: some_law: the weights differ" in lines
     assert lines[-1] == "2 codes, 7 trials in 3 s with 2 workers"
+    lines = list(selftest_text.lines([CAUGHT], 3.0, 1, each=False, matrix=False))
+    assert lines == ["1 fault: 1 caught", "2 codes, 1 trial in 3 s with 1 worker"]
+
+
+def test_an_interrupted_selftest_says_how_far_it_came(monkeypatch, capsys) -> None:
+    """Ctrl-C: what was done until then and what was not as it should be, in a line; the interrupt goes on."""
+    tried = [one.trial for one in (CAUGHT, *OFFENDERS)]
+
+    def some(*_: object) -> Iterator[Outcome]:
+        yield from (CAUGHT, OFFENDERS[0])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(selftest, "outcomes", some)
+    with pytest.raises(KeyboardInterrupt):
+        selftest._run(tried, 1, None)
+    said = capsys.readouterr()
+    assert said.err == "interrupted: 2 of 7 trials done; not as they should be: missed_one (missed)\n"
+    assert said.out == ""
+
+
+def test_what_is_tried_is_what_was_named() -> None:
+    """A code or a family of codes chooses its faults, for a matrix as well; without either all are tried."""
+    every = all_faults().values()
+    assert [one.name for one in selftest._trials((), ["que001"], True, 0, None, True)] == [
+        one.name for one in every if one.code == "QUE001"
+    ]
+    masks = [one.name for one in every if "MSK" in (one.code[:3], *(code[:3] for code in one.also))]
+    assert [one.name for one in selftest._trials((), ["MSK"], False, 0, None, True)] == masks
+    assert [one.name for one in selftest._trials(["late_writer"], (), False, 0, None, True)] == ["late_writer"]
+    assert len(selftest._trials((), (), True, 0, None, True)) == len(every)
 
 
 def test_the_matrix_says_who_else_fails() -> None:
@@ -77,11 +107,13 @@ def test_a_page_has_a_part_for_each_command(tmp_path: Path) -> None:
     page = tmp_path / "selftest.md"
     selftest_page.write(page, [CAUGHT, *OFFENDERS[:-1]], 3.0, 2, None)
     first = page.read_text("utf-8")
+    assert "\nNot tried yet (lineage selftest --clean-runs --write).\n" in first
     assert selftest_page.faults_on(first) == [one.trial.name for one in (CAUGHT, *OFFENDERS[:4])]
     clean = outcome(Result.CLEAN, "random 0", Kind.CLEAN, seen={"KEY001": Seen("vacuous", 0, 0, 0)})
     selftest_page.write(page, [clean], 1.0, 2, seed=5)
     both = page.read_text("utf-8")
     assert "`lineage selftest --clean-runs 1 --seed 5`: 1 clean, 0 not" in both
+    assert "Not tried yet" not in both
     assert "codes that never saw anything to judge: KEY001" in both
     assert both.startswith(first.partition("<!-- clean runs")[0])
 
@@ -101,7 +133,8 @@ def test_a_page_of_another_kind_is_left_alone(tmp_path: Path) -> None:
     ("arguments", "says"),
     [
         (("--fault", "nonsense_without_like"), "no fault 'nonsense_without_like'"),
-        (("--fault", "late_writer", "--matrix"), "only one can be meant"),
+        (("--fault", "late_writer", "--code", "KEY001"), "give one of the two"),
+        (("--matrix", "--clean-runs", "1"), "--clean-runs tries no fault"),
         (("--matrix", "--write", "x.md"), "leave --fault, --code, --matrix out"),
         (("--code", "KEY99"), "KEY99"),
         (("--clean-runs", "0"), "--clean-runs"),
@@ -220,7 +253,7 @@ def test_a_page_that_cannot_be_written_is_said_before_the_work(command, tmp_path
 
 @pytest.mark.slow
 def test_ctrl_c_ends_it_and_its_workers() -> None:
-    """Exit 130 while workers start, nothing on stderr, and no worker is left."""
+    """Exit 130 while workers start, how far it came on stderr, and no worker is left."""
     program = "from lineage.cli import main; main()"
     arguments = [sys.executable, "-c", program, "selftest", "--jobs", "2"]
     running = subprocess.Popen(
@@ -235,6 +268,7 @@ def test_ctrl_c_ends_it_and_its_workers() -> None:
         running.kill()
     assert (running.returncode, out) == (130, b"")
     assert b"Traceback" not in err
+    assert err.startswith(b"interrupted")
 
 
 def test_the_page_lists_the_faults_of_the_registry() -> None:

@@ -103,7 +103,7 @@ def test_the_completion_script_is_printed(process):
 
 @pytest.mark.slow
 def test_a_reader_that_leaves_is_neither_a_pass_nor_a_traceback():
-    """With nobody to read, the command ends as interrupted and says nothing of it."""
+    """With nobody to read, the command ends as a shell says of a broken pipe, and says nothing of it."""
     program = "from lineage.cli import main; main()"
     reading, writing = os.pipe()
     os.close(reading)
@@ -114,7 +114,7 @@ def test_a_reader_that_leaves_is_neither_a_pass_nor_a_traceback():
         )  # fmt: skip
     finally:
         os.close(writing)
-    assert (done.returncode, done.stderr) == (130, "")
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from lineage.trainer.faults.registry import all_faults
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _CORRECTION = "algorithm.rollout_correction"
+_ONE_TASK = ("data.train_files=builtin:add", "data.train_batch_size=24", "data.max_response_length=32")
 
 #: overrides beyond the lab's, by the name of the configuration
 NAMED: Mapping[str, tuple[str, ...]] = {
@@ -58,6 +59,36 @@ NAMED: Mapping[str, tuple[str, ...]] = {
         "trainer.val_before_train=true",
         "trainer.rollout_data_dir={folder}/dump",
         "trainer.save_freq=1",
+    ),
+    # the prompts of builtin:add are few, and come again: greedy answers to one prompt are alike
+    "validated_greedily": (
+        "data.val_files=builtin:add",
+        "data.max_response_length=32",
+        "trainer.val_before_train=true",
+        f"{_ROLLOUT}.val_kwargs.n=2",
+        "trainer.total_training_steps=1",
+    ),
+    "greedy": (*_ONE_TASK, f"{_ROLLOUT}.do_sample=false"),
+    "top_one_with_raw_log_probs": (*_ONE_TASK, f"{_ROLLOUT}.top_k=1", f"{_ROLLOUT}.logprobs_mode=raw_logprobs"),
+    "low_temperature": (*_ONE_TASK, f"{_ROLLOUT}.temperature=0.01"),
+    "low_temperature_with_raw_log_probs": (
+        *_ONE_TASK,
+        f"{_ROLLOUT}.temperature=0.01",
+        f"{_ROLLOUT}.logprobs_mode=raw_logprobs",
+    ),
+    # a policy that is thrown far from the old one and from the reference, and collapses
+    "great_learning_rate": (
+        f"{_ACTOR}.optim.lr=0.1",
+        f"{_ACTOR}.ppo_epochs=2",
+        f"{_ACTOR}.use_kl_loss=true",
+        "data.max_response_length=128",
+        "trainer.total_training_steps=3",
+    ),
+    "great_learning_rate_low_temperature": (
+        f"{_ACTOR}.optim.lr=0.1",
+        f"{_ACTOR}.ppo_epochs=2",
+        f"{_ROLLOUT}.temperature=0.01",
+        "trainer.total_training_steps=3",
     ),
     "small_learning_rate": (f"{_ACTOR}.optim.lr=1e-3",),
     "one_session": (f"{_ROLLOUT}.n=1",),

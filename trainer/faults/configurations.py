@@ -97,10 +97,12 @@ def _sizes(pick: Pick[Any], loop: str) -> tuple[dict[str, Any], bool]:
 
 
 def _sampling(pick: Pick[Any]) -> dict[str, Any]:
+    """How tokens are drawn, and now and then that hardly anything is left to chance."""
     return {
-        f"{_ROLLOUT}.temperature": pick("temperature", (1.0, 0.7, 1.3)),
+        f"{_ROLLOUT}.do_sample": pick("do_sample", (*[True] * 9, False)),
+        f"{_ROLLOUT}.temperature": pick("temperature", (1.0, 0.7, 1.3, 1.0, 0.7, 1.3, 1.0, 0.7, 1.3, 0.01)),
         f"{_ROLLOUT}.top_p": pick("top_p", (1.0, 1.0, 0.9)),
-        f"{_ROLLOUT}.top_k": pick("top_k", (-1, -1, 20)),
+        f"{_ROLLOUT}.top_k": pick("top_k", (-1, -1, 20, -1, -1, 20, -1, -1, 20, 1)),
         f"{_ROLLOUT}.logprobs_mode": pick(
             "logprobs_mode", ("processed_logprobs", "processed_logprobs", "raw_logprobs")
         ),
@@ -115,7 +117,7 @@ def _loss(pick: Pick[Any], sampled_raw: bool) -> dict[str, Any]:
         f"{_ACTOR}.use_kl_loss": pick("use_kl_loss", BOTH),
         f"{_ACTOR}.kl_loss_type": pick("kl_loss_type", KL_TYPES),
         f"{_ACTOR}.entropy_coeff": pick("entropy_coeff", (0.0, 0.01)),
-        f"{_ACTOR}.optim.lr": pick("lr", (1e-4, 3e-3)),
+        f"{_ACTOR}.optim.lr": pick("lr", (1e-4, 3e-3, 1e-4, 3e-3, 1e-4, 3e-3, 0.1)),
         "algorithm.norm_adv_by_std_in_grpo": pick("norm_adv_by_std", (True, True, False)),
         "algorithm.use_kl_in_reward": in_reward,
     }
@@ -123,6 +125,7 @@ def _loss(pick: Pick[Any], sampled_raw: bool) -> dict[str, Any]:
         chosen["algorithm.kl_penalty"] = pick("kl_penalty", ("kl", "abs", "mse", "low_var_kl"))
         chosen["algorithm.kl_ctrl.type"] = pick("kl_ctrl", ("fixed", "adaptive"))
         chosen["algorithm.kl_ctrl.kl_coef"] = 0.05
+        chosen["algorithm.kl_ctrl.horizon"] = pick("kl_horizon", (10000, 20))
     if not sampled_raw:
         chosen |= _correction(pick("correction", CORRECTIONS), pick)
     return chosen
@@ -167,7 +170,7 @@ def _kept(pick: Pick[Any]) -> dict[str, Any]:
         samples = pick("val_do_sample", BOTH)
         chosen |= {
             "data.val_files": "builtin:add",
-            "data.val_max_samples": pick("val_samples", (1, 3)),
+            "data.val_max_samples": pick("val_samples", (1, 3, -1)),
             "trainer.test_freq": pick("test_freq", (1, 2)),
             "trainer.val_before_train": pick("val_before_train", BOTH),
             f"{_ROLLOUT}.val_kwargs.n": pick("val_n", (1, 2)),

@@ -187,6 +187,71 @@ def trainer_shifts_once_more() -> Seams:
     return {FORWARD: forward}
 
 
+# ------------------------------------------------------------------------------------------------- LEN004, VER004
+
+
+def _next_of_its_length(rows: list[Tensor]) -> list[Tensor]:
+    """Each row's values replaced by those of the next row of the same length."""
+    moved = list(rows)
+    for size in {len(row) for row in rows}:
+        places = [place for place, row in enumerate(rows) if len(row) == size]
+        for place, other in zip(places, [*places[1:], places[0]], strict=True):
+            moved[place] = rows[other]
+    return moved
+
+
+@fault("LEN004", "old_log_prob")
+def old_log_probs_of_the_next_row() -> Seams:
+    """Rows are scored sorted by length and put back by a rank that is not stable: each has the next one's log-probs."""
+    return anchored(_next_of_its_length)
+
+
+@fault("LEN004", "ref_log_prob")
+def reference_of_the_next_row() -> Seams:
+    """What the reference said of the rows of one length is written back one row off."""
+
+    def write(original: Any, parts: Any, batch: KVBatchMeta, columns: dict[str, Tensor]) -> None:
+        if "ref_log_prob" in columns:
+            moved = _next_of_its_length(rows_of(columns["ref_log_prob"]))
+            columns = {**columns, "ref_log_prob": nested_from_list(moved)}
+        original(parts, batch, columns)
+
+    return {PUT: write}
+
+
+@fault("LEN004", "old_log_prob")
+def rolled_after_the_cut() -> Seams:
+    """The window is right, and then its values are rolled by a token to meet tokens they had met already."""
+    return anchored(lambda rows: [row.roll(1) for row in rows])
+
+
+@fault("VER004", "old_log_prob")
+def anchor_of_a_copy_that_decays() -> Seams:
+    """Old log-probs are made by a copy of the actor that a decay of its own has shrunk; it says the same version."""
+    return scored_by(lambda weight: weight * 0.97)
+
+
+@fault("VER004", "old_log_prob", "trace.probe=0")
+def anchor_of_weights_in_fewer_bits() -> Seams:
+    """Old log-probs are made by a quantised copy of the actor: sampler and update are of the weights themselves."""
+    return scored_by(lambda weight: (weight * 8).round() / 8)
+
+
+def scored_by(change: Callable[[Tensor], Tensor]) -> Seams:
+    """Old log-probs by the actor with changed weights."""
+
+    def compute(original: Any, worker: Any, batch: KVBatchMeta) -> Any:
+        module = worker.policy.module
+        kept = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+        module.load_state_dict({name: change(tensor) for name, tensor in kept.items()})
+        try:
+            return original(worker, batch)
+        finally:
+            module.load_state_dict(kept)
+
+    return {"lineage.trainer.actor.ActorRolloutRefWorker.compute_log_prob": compute}
+
+
 # --------------------------------------------------------------------------------------------------------- LGP004
 
 

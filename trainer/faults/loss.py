@@ -335,3 +335,13 @@ def logged_loss_of_the_last_micro_batch() -> Seams:
 def metrics_of_the_last_update() -> Seams:
     """The metrics of an update are those of its last optimiser step."""
     return {"lineage.trainer.training.mean_metrics": lambda original, parts: original(parts[-1:])}
+
+
+@fault("LOS005", "update_actor")
+def clip_of_the_code() -> Seams:
+    """The loss is called without its bounds and takes its own: the clip is wider than the configured one."""
+
+    def policy_loss(original: Any, *args: Any, **options: Any) -> Any:
+        return original(*args, **{**options, "clip_ratio_high": 0.28})
+
+    return {"lineage.trainer.ppo_loss.compute_policy_loss": policy_loss}

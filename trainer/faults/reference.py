@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lineage import hooks
 from lineage.trainer.faults.registry import Seams, fault
+from lineage.trainer.kl_control import KLController
 
 KL_PENALTY = "lineage.trainer.ppo_loss.kl_penalty"
 
@@ -103,6 +104,73 @@ def penalty_is_added() -> Seams:
     def penalise(original: Any, *args: Any, **options: Any) -> Any:
         made = original(*args, **options)
         return replace(made, token_level_rewards=2 * args[0] - made.token_level_rewards)
+
+    return {"lineage.trainer.stages.advantage.apply_kl_penalty": penalise}
+
+
+@fault("LOS005", "update_actor")
+def kl_of_the_reference_to_the_policy() -> Seams:
+    """The arguments of the KL are exchanged: its estimate is of the reference's own tokens, which nobody has drawn."""
+    return {KL_PENALTY: lambda original, log_prob, ref_log_prob, kind: original(ref_log_prob, log_prob, kind)}
+
+
+ADAPTIVE = ("+experiment=kl_in_reward", "algorithm.kl_ctrl.type=adaptive")
+UPDATE_COEF = "lineage.trainer.kl_control.AdaptiveKLController.update"
+
+
+@fault("REW005", "advantage", *ADAPTIVE)
+def the_coefficient_never_moves() -> Seams:
+    """The controller of the KL is made, logged and never told anything: an adaptive coefficient is a fixed one."""
+    return {UPDATE_COEF: lambda _, __, ___, n_steps: None}
+
+
+@fault("REW005", "advantage", *ADAPTIVE)
+def the_coefficient_moves_the_wrong_way() -> Seams:
+    """The controller's error has the wrong sign: the further the policy drifts, the freer it is."""
+
+    def update(original: Any, controller: Any, current_kl: float, n_steps: int) -> None:
+        original(controller, current_kl, -n_steps)
+
+    return {UPDATE_COEF: update}
+
+
+@fault("REW005", "advantage", *ADAPTIVE)
+def the_horizon_counts_padding() -> Seams:
+    """The controller is told how many rows the batch has, those that only fill it included."""
+
+    def update(original: Any, controller: Any, current_kl: float, n_steps: int) -> None:
+        original(controller, current_kl, n_steps + 2)
+
+    return {UPDATE_COEF: update}
+
+
+@fault("REW005", "advantage", *ADAPTIVE)
+def the_controller_is_told_a_sum() -> Seams:
+    """The controller is told the KL of a whole answer where its target is one of a token: it only ever rises."""
+
+    def update(original: Any, controller: Any, current_kl: float, n_steps: int) -> None:
+        original(controller, 8 * current_kl, n_steps)
+
+    return {UPDATE_COEF: update}
+
+
+@fault("REW005", "advantage", *ADAPTIVE)
+def a_controller_for_each_batch() -> Seams:
+    """The controller is made where it is used, of the configuration: what it had learnt is gone with every batch."""
+
+    def penalise(original: Any, *args: Any, controller: Any, **options: Any) -> Any:
+        controller.value = 0.001
+        return original(*args, controller=controller, **options)
+
+    return {"lineage.trainer.stages.advantage.apply_kl_penalty": penalise}
+
+
+@fault("REW005", "advantage", "+experiment=kl_in_reward", "algorithm.kl_ctrl.type=fixed")
+def the_coefficient_of_another_run() -> Seams:
+    """A fixed coefficient is read from the defaults of the code, not from the configuration."""
+
+    def penalise(original: Any, *args: Any, controller: Any, **options: Any) -> Any:
+        return original(*args, controller=KLController(10 * controller.value), **options)
 
     return {"lineage.trainer.stages.advantage.apply_kl_penalty": penalise}
 

@@ -273,6 +273,55 @@ def the_scorer_is_given_the_row_of_another_prompt() -> Seams:
     return {COMPUTE_SCORE: score}
 
 
+def _manager_reads(
+    response: Callable[[Sequence[int]], Sequence[int]] = lambda ids: ids, row: Callable[[Any], Any] = lambda row: row
+) -> Seams:
+    async def score(original: Any, manager: Any, ids: Sequence[int], given: Mapping[str, Any]) -> Score:
+        return await original(manager, response(ids), row(given))
+
+    return {RUN_SINGLE: score}
+
+
+# answers of one length, as above
+@fault("REW003", "reward", "actor_rollout_ref.rollout.ignore_eos=true")
+def the_manager_keeps_the_first_answer() -> Seams:
+    """The reward manager keeps the text it decoded last under a name that never changes: all sessions score it."""
+    first: list[Sequence[int]] = []
+
+    def response(ids: Sequence[int]) -> Sequence[int]:
+        first.append(ids)
+        return first[0]
+
+    return _manager_reads(response)
+
+
+@fault("REW003", "reward")
+def the_manager_cuts_what_it_decodes() -> Seams:
+    """The reward manager decodes an answer up to a limit of its own: what is said last, the result, is not scored."""
+    return _manager_reads(lambda ids: ids[:4])
+
+
+@fault("REW003", "reward")
+def the_manager_caches_the_ground_truth() -> Seams:
+    """The reward manager looks the ground truth up by data source, and finds the one it has put there first."""
+    cached: dict[str, Any] = {}
+
+    def row(given: Any) -> Any:
+        return {**given, "reward_model": cached.setdefault(given["data_source"], given["reward_model"])}
+
+    return _manager_reads(row=row)
+
+
+@fault("REW003", "reward", COLOCATED)
+def the_next_row_of_the_batch_is_scored() -> Seams:
+    """The scorer of a batch is asked with an index that begins at 1: each row is given the next one's score."""
+
+    async def score(original: Any, manager: Any, data: Any, row: int, lengths: Tensor) -> Score:
+        return await original(manager, data, (row + 1) % len(data), lengths)
+
+    return {"lineage.trainer.reward.loop_manager.RewardLoopManager._score": score}
+
+
 # ----------------------------------------------------------------------------------- REW004: what scores are good for
 
 

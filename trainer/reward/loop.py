@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lineage.hooks import traced
-from lineage.trainer.reward.manager import NaiveRewardManager, Score
+from lineage.trainer.reward.manager import NaiveRewardManager, Reading, Score
 
 
 class RewardLoopWorker:
@@ -29,14 +29,14 @@ class RewardLoopWorker:
             RewardError: the score cannot be computed.
         """
         with traced("reward", component="RewardLoopWorker.compute_score", consumer="AgentLoopWorker.run") as st:
-            tokens = torch.as_tensor(response_ids, dtype=torch.int64)
-            given = {"responses": [tokens], "reward_model": [row.get("reward_model")]}
-            st.consume(given, keys=[key], producer="AgentLoopWorker.run")
+            given = Reading(response_ids, row.get("reward_model"))
             try:
                 result = await self.manager.run_single(response_ids, row)
             except Exception:  # the trajectory has no score, whatever the caller makes of the error
+                _record_reading(st, key, given)
                 st.filter([key], columns={"status": ["failure"], "reason": ["failed"]})
                 raise
+            _record_reading(st, key, result.read or given)
             _record(st, key, result.score, row)
         return result
 
@@ -50,6 +50,12 @@ def record_own_score(key: str, score: float, row: Mapping[str, Any]) -> float:
     with traced("reward", component="AgentLoop.run", consumer="AgentLoopWorker.run") as stage:
         _record(stage, key, score, row)
     return score
+
+
+def _record_reading(stage: Any, key: str, read: Reading) -> None:
+    tokens = torch.as_tensor(read.response_ids, dtype=torch.int64)
+    fields = {"responses": [tokens], "reward_model": [read.reward_model]}
+    stage.consume(fields, keys=[key], producer="AgentLoopWorker.run")
 
 
 def _record(stage: Any, key: str, score: float, row: Mapping[str, Any]) -> None:

@@ -24,6 +24,8 @@ ROW_FIELDS = ("data_source", "reward_model", "extra_info")
 INPUT_FIELDS = ("prompts", "responses", "raw_prompt")
 # where a scored batch keeps the names of the fields that hold what the scorer said beside the score
 EXTRA_KEYS = "reward_extra_keys"
+# where it keeps what each row was scored from, as the scorer's side says it
+READ = "reward_read"
 
 
 class RewardLoopManager:
@@ -52,7 +54,8 @@ class RewardLoopManager:
 
         Returns:
             ``rm_scores`` (batch, response width) float32, the score on the last response token; what the scorer said
-            beside it as objects, their names in ``meta_info`` under ``EXTRA_KEYS``.
+            beside it as objects, their names in ``meta_info`` under ``EXTRA_KEYS``; there under ``READ`` what each row
+            was scored from, None of a manager that does not say it.
 
         Raises:
             RewardError: a score cannot be computed, or rows differ in what was said beside it.
@@ -64,7 +67,8 @@ class RewardLoopManager:
         rm_scores[torch.arange(len(data)), lengths - 1] = torch.tensor([score.score for score in scores])
         infos = [score.reward_extra_info for score in scores]
         extra = {name: [info[name] for info in infos] for name in _same_keys(infos)}
-        return DataProto.from_dict({"rm_scores": rm_scores, **extra}, {EXTRA_KEYS: list(extra)})
+        said = {EXTRA_KEYS: list(extra), READ: [score.read for score in scores]}
+        return DataProto.from_dict({"rm_scores": rm_scores, **extra}, said)
 
     async def _score(self, data: DataProto, row: int, lengths: Tensor) -> Score:
         columns = data.non_tensor_batch

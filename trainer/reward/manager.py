@@ -19,16 +19,31 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class Reading:
+    """What a score was made from: whoever holds it against what the scorer was to read has it from the scorer's side.
+
+    Attributes:
+        response_ids: the tokens whose text was scored.
+        reward_model: the ground truth beside them.
+    """
+
+    response_ids: Sequence[int]
+    reward_model: Any
+
+
+@dataclass(frozen=True)
 class Score:
     """A trajectory's score.
 
     Attributes:
         score: what the advantage is computed from.
         extra: other keys a scorer's dict had; ``acc``, the score again, when it returned a number (verl's name).
+        read: what it was made from; None of a manager that does not say it.
     """
 
     score: float
     extra: dict[str, Any] = field(default_factory=dict)
+    read: Reading | None = field(default=None, compare=False, repr=False)
 
     @property
     def reward_extra_info(self) -> dict[str, Any]:
@@ -56,7 +71,8 @@ class NaiveRewardManager:
         Raises:
             RewardError: no scorer for the row, or it returned neither a number nor a dict with ``score``.
         """
-        solution = self.tokenizer.decode(list(response_ids), skip_special_tokens=True)
+        read = Reading(list(response_ids), row.get("reward_model"))
+        solution = self.tokenizer.decode(read.response_ids, skip_special_tokens=True)
         scorer = self.scorer or scorer_of(row.get("data_source"))
         result = scorer(**arguments_of(row, solution))
         if inspect.isawaitable(result):
@@ -70,7 +86,7 @@ class NaiveRewardManager:
             ) from error
         if not math.isfinite(score):
             logger.warning("%s returned %s: no advantage of its group is a number", _name(scorer), score)
-        return Score(score, extra if isinstance(result, Mapping) else {"acc": score})
+        return Score(score, extra if isinstance(result, Mapping) else {"acc": score}, read)
 
 
 def _name(scorer: Scorer) -> str:

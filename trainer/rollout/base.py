@@ -43,6 +43,11 @@ class SamplingParams:
         """True when no number is drawn."""
         return not self.do_sample or self.temperature == 0
 
+    @property
+    def narrowed(self) -> bool:
+        """True when some tokens cannot be drawn."""
+        return self.greedy or self.top_k > 0 or self.top_p < 1.0
+
 
 @dataclass(frozen=True)
 class TokenOutput:

@@ -13,7 +13,7 @@ from lineage import hooks
 from lineage.hooks import Sampling, Weights
 from lineage.trainer.protocol import nested_from_list
 from lineage.trainer.rollout.base import RolloutError, SamplingParams, TokenOutput
-from lineage.trainer.rollout.sampling import decode
+from lineage.trainer.rollout.sampling import Drawn, decode
 
 
 @dataclass
@@ -144,22 +144,31 @@ class HFRollout:
             params,
             eos_token_ids=self.eos_token_ids,
             pad_token_id=self.pad_token_id,
+            watched=hooks.recorder().enabled and params.narrowed,
         )
         outputs = [
             TokenOutput(ids, scores, "stop" if ended else "length", len(ids), {"global_steps": self.version})
             for ids, scores, ended in zip(drawn.token_ids, drawn.log_probs, drawn.finished, strict=True)
         ]
-        self._record(requests, outputs, params)
+        self._record(requests, outputs, params, drawn)
         return outputs
 
-    def _record(self, requests: list[_Request], outputs: list[TokenOutput], params: SamplingParams) -> None:
+    def _record(
+        self, requests: list[_Request], outputs: list[TokenOutput], params: SamplingParams, drawn: Drawn
+    ) -> None:
         if not hooks.recorder().enabled:
             return
         assert self.version is not None  # _admit refused the request otherwise
+        watched = {"likelier": drawn.likelier, "likelier_mass": drawn.likelier_mass if params.top_p < 1.0 else None}
         hooks.current().generate(
             {
                 "prompts": nested_from_list([torch.tensor(request.prompt_ids) for request in requests]),
                 "responses": nested_from_list([torch.tensor(output.token_ids) for output in outputs]),
+                **{
+                    name: nested_from_list([torch.tensor(row) for row in rows])
+                    for name, rows in watched.items()
+                    if rows is not None
+                },
             },
             keys=[request.request_id for request in requests],
             entity="request",

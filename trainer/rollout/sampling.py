@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +29,15 @@ class Drawn:
         token_ids: generated ids of each row, end-of-sequence included.
         log_probs: the log-probability of each.
         finished: true where an end-of-sequence token ended the row, false where its limit did.
+        likelier: how many tokens had a greater probability than each; None unless it was asked for.
+        likelier_mass: the probability of those together; None unless it was asked for.
     """
 
     token_ids: list[list[int]]
     log_probs: list[list[float]]
     finished: list[bool]
+    likelier: list[list[int]] | None = None
+    likelier_mass: list[list[float]] | None = None
 
 
 def uniforms(seeds: Sequence[int], count: int) -> Tensor:
@@ -81,6 +86,27 @@ def truncate(logits: Tensor, params: SamplingParams) -> Tensor:
     return logits
 
 
+def likelier(logits: Tensor, tokens: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
+    """How far down its distribution each token stands: the evidence that top_k, top_p or greed had their say.
+
+    Args:
+        logits: ``(rows, vocab)`` float32, as :func:`draw` had them.
+        tokens: ``(rows,)``, what it drew.
+
+    Returns:
+        ``(rows,)`` each: how many tokens are likelier, and the probability of those together, before truncation. A
+        token kept by top_k has less than top_k of them, one of the nucleus has less than top_p, a greedy one has none.
+    """
+    scaled = logits / params.temperature if params.temperature > 0 else logits
+    above = scaled > scaled.gather(-1, tokens.unsqueeze(-1))
+    mass = (
+        scaled.softmax(dim=-1).masked_fill(~above, 0.0).sum(dim=-1)
+        if params.top_p < 1.0
+        else scaled.new_zeros(len(tokens))
+    )
+    return above.sum(dim=-1), mass
+
+
 @torch.no_grad()
 def decode(
     module: nn.Module,
@@ -91,6 +117,7 @@ def decode(
     *,
     eos_token_ids: Sequence[int],
     pad_token_id: int,
+    watched: bool = False,
 ) -> Drawn:
     """Continue left-padded prompts until each row ends or reaches its limit.
 
@@ -98,6 +125,7 @@ def decode(
         prompts: token ids of each row, at least one.
         limits: most tokens of each row, at least one.
         seeds: seed of each row's draws.
+        watched: count what was likelier than each token that is drawn.
     """
     device = next(module.parameters()).device
     rows, longest = len(prompts), max(limits)
@@ -115,7 +143,7 @@ def decode(
     alive = torch.ones(rows, dtype=torch.bool, device=device)
     ended = torch.zeros_like(alive)
     lengths = torch.zeros(rows, dtype=torch.long, device=device)
-    ids, scores, start = [], [], 0
+    ids, scores, above, start = [], [], [], 0
     with _threads_of_prompt_only(device) as prompt_done:
         for step in range(longest):
             stop = prompt_width + step
@@ -131,13 +159,18 @@ def decode(
             tokens, log_probs = draw(logits.float(), params, numbers[:, step])
             ids.append(tokens)
             scores.append(log_probs)
+            above += [likelier(logits.float(), tokens, params)] if watched else []
             lengths += alive
             ended |= alive & torch.isin(tokens, eos)
             alive &= ~ended & (lengths < limit)
             if not alive.any():
                 break
             step_ids, start = tokens.unsqueeze(-1), stop
-    return _rows(torch.stack(ids, dim=1), torch.stack(scores, dim=1), lengths, ended)
+    drawn = _rows(torch.stack(ids, dim=1), torch.stack(scores, dim=1), lengths, ended)
+    if not above:
+        return drawn
+    numbers, masses = (torch.stack(column, dim=1) for column in zip(*above, strict=True))
+    return replace(drawn, likelier=_cut(numbers, lengths), likelier_mass=_cut(masses, lengths))
 
 
 @contextmanager
@@ -156,10 +189,9 @@ def _threads_of_prompt_only(device: torch.device) -> Iterator[Callable[[], None]
 
 
 def _rows(ids: Tensor, scores: Tensor, lengths: Tensor, ended: Tensor) -> Drawn:
-    """Cut what rows that had already ended went on drawing."""
-    counts = lengths.tolist()
-    return Drawn(
-        [row[:count] for row, count in zip(ids.tolist(), counts, strict=True)],
-        [row[:count] for row, count in zip(scores.tolist(), counts, strict=True)],
-        ended.tolist(),
-    )
+    return Drawn(_cut(ids, lengths), _cut(scores, lengths), ended.tolist())
+
+
+def _cut(drawn: Tensor, lengths: Tensor) -> list[list[Any]]:
+    """Rows without what those that had already ended went on drawing."""
+    return [row[:count] for row, count in zip(drawn.tolist(), lengths.tolist(), strict=True)]

@@ -35,8 +35,9 @@ def compute_advantages(parts: Parts, batch: KVBatchMeta) -> Metrics:
     stage.pad(data, keys=batch.keys, lengths=spans)
     scores = data.batch["rm_scores"]
     made = {"token_level_scores": scores, "token_level_rewards": scores}
+    attrs = None
     if config.algorithm.use_kl_in_reward:
-        made["token_level_rewards"] = _less_kl(parts, data, metrics)
+        made["token_level_rewards"], attrs = _less_kl(parts, data, metrics)
     mask = _correct(config, data, batch.keys, spans, made, metrics)
     result = compute_advantage(
         made["token_level_rewards"],
@@ -47,7 +48,7 @@ def compute_advantages(parts: Parts, batch: KVBatchMeta) -> Metrics:
         norm_by_std=config.algorithm.norm_adv_by_std_in_grpo,
     )
     made |= {"advantages": result.advantages, "returns": result.returns}
-    stage.forward(made, keys=batch.keys, mask=mask, lengths=spans)
+    stage.forward(made, keys=batch.keys, mask=mask, lengths=spans, attrs=attrs)
     data.batch.update({**made, "response_mask": mask})
     fields = data.to_nested(_written(config, made), lengths)
     jagged_mask = data.to_nested(["response_mask"], lengths)["response_mask"]
@@ -56,7 +57,8 @@ def compute_advantages(parts: Parts, batch: KVBatchMeta) -> Metrics:
     return metrics
 
 
-def _less_kl(parts: Parts, data: DataProto, metrics: Metrics) -> Tensor:
+def _less_kl(parts: Parts, data: DataProto, metrics: Metrics) -> tuple[Tensor, dict[str, str]]:
+    """The rewards, and what the trace says of the coefficient."""
     penalised = apply_kl_penalty(
         data.batch["rm_scores"],
         data.batch["old_log_probs"],
@@ -66,7 +68,7 @@ def _less_kl(parts: Parts, data: DataProto, metrics: Metrics) -> Tensor:
         kind=parts.config.algorithm.kl_penalty,
     )
     metrics.update(penalised.metrics)
-    return penalised.token_level_rewards
+    return penalised.token_level_rewards, penalised.attrs()
 
 
 def _correct(

@@ -58,13 +58,14 @@ def load(parts: Parts, run_folder: Path) -> int:
     """
     trainer, worker, stage = parts.config.trainer, parts.worker, hooks.current()
     path = find_checkpoint(trainer.resume_mode, checkpoint_folder(parts, run_folder), trainer.resume_from_path)
-    step = 0
+    step = taken = 0
     if path is not None:
         checkpoint = read_checkpoint(path)
+        taken = checkpoint.optimizer_steps
         restore(checkpoint, worker.actor, parts.stream, stateful=parts.stateful, settings=_shared(parts))
         step = worker.version = checkpoint.global_steps
     attrs = {"resume_mode": str(trainer.resume_mode), "global_steps": str(step)}
-    attrs |= {"epoch": str(parts.stream.epoch), "drawn": str(parts.stream.drawn)}
+    attrs |= {"epoch": str(parts.stream.epoch), "drawn": str(parts.stream.drawn), "optimizer_steps": str(taken)}
     stage.event("produce", "_load_checkpoint", producer="PPOTrainer._setup", attrs=attrs)
     if path is not None:
         stage.params("consume", dict(worker.state_dict()), field="checkpoint", weights=worker.weights)

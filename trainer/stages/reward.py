@@ -9,7 +9,7 @@ from lineage import hooks
 from lineage.hooks import traced
 from lineage.trainer.actor import fetch
 from lineage.trainer.protocol import DataProto, KVBatchMeta, lengths_of, valid_mask
-from lineage.trainer.reward.loop_manager import EXTRA_KEYS, INPUT_FIELDS, ROW_FIELDS
+from lineage.trainer.reward.loop_manager import EXTRA_KEYS, INPUT_FIELDS, READ, ROW_FIELDS
 from lineage.trainer.setup import Parts
 from lineage.trainer.stages.fields import put
 
@@ -38,6 +38,13 @@ async def compute_reward_colocate(parts: Parts, batch: KVBatchMeta) -> None:
     stage.pad(data, keys=batch.keys, lengths=spans, consumer=MANAGER)
     result = await parts.reward.compute_rm_score(data)
     with traced("reward", component=MANAGER, consumer=DRIVER) as scoring:
+        read = result.meta_info.get(READ) or [None]
+        if all(read):
+            given = {
+                "responses": [torch.as_tensor(one.response_ids, dtype=torch.int64) for one in read],
+                "reward_model": [one.reward_model for one in read],
+            }
+            scoring.consume(given, keys=batch.keys, producer=DRIVER)
         sources = {"data_source": [str(source) for source in data.non_tensor_batch["data_source"]]}
         scores = {"rm_scores": result.batch["rm_scores"]}
         scoring.score(scores, keys=batch.keys, lengths={"response": spans["response"]}, columns=sources)

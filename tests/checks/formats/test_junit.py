@@ -37,6 +37,12 @@ def test_a_good_trace_passes_every_code(judged):
     assert {one.name: one.value for one in suite.properties()}["rows"] == str(judged["good"].rows)
 
 
+def test_a_note_is_a_property_of_the_trace():
+    """What a reader should know beside the cases, such as columns that are not there."""
+    (suite,) = _read(report(failed("KEY001"), notes=("without column key",)))
+    assert {one.name: one.value for one in suite.properties()}["note"] == "without column key"
+
+
 def test_a_bad_trace_fails_with_the_headline(judged):
     """The failed code's case holds the whole headline; the others pass."""
     (suite,) = _read(judged["bad"])

@@ -1,0 +1,203 @@
+"""The ledger's terms and the optimiser's step: what a configuration allows, and what a trace may leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lineage import hooks
+from lineage.checks import check
+from lineage.hooks import LossTerm, Optim, Stage, Weights
+
+ACTOR = "actor_rollout_ref.actor"
+Say = Callable[[Stage], None]
+# step and severity of each violation
+Told = list[tuple[int, str]]
+
+
+@pytest.fixture
+def judged(tmp_path: Path) -> Callable[..., Told]:
+    """Record what is said of each step and judge it by one code; step 0 is the ``init`` stage."""
+
+    def _judged(
+        code: str, steps: Mapping[int, Say], settings: Mapping[str, Any] | None = None, profile: str = "lineage"
+    ) -> Told:
+        with hooks.recording(tmp_path, config=nested(settings or {}), profile=profile) as recorder:
+            for step, say in steps.items():
+                recorder.step(step)
+                with recorder.stage("update_actor" if step else "init") as stage:
+                    say(stage)
+                recorder.seal()
+        (verdict,) = check(tmp_path, select=[code]).verdicts
+        return [(one.global_steps, one.severity) for one in verdict.violations]
+
+    return _judged
+
+
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted settings as a configuration."""
+    made: dict[str, Any] = {}
+    for name, value in settings.items():
+        *folders, last = name.split(".")
+        place = made
+        for folder in folders:
+            place = place.setdefault(folder, {})
+        place[last] = value
+    return made
+
+
+def stepped(lr: float = 1e-3, skipped: bool = False, **attrs: Any) -> Say:
+    """One optimiser step."""
+    said = {name: str(value) for name, value in attrs.items()}
+    return lambda stage: stage.optim_step(Optim(lr, 0.5, 1.0, skipped), update_index=0, mini_batch=0, attrs=said)
+
+
+LR = {f"{ACTOR}.optim.lr": 1.0}
+WARM = {**LR, f"{ACTOR}.optim.lr_warmup_steps": 4}
+COSINE = {
+    **LR,
+    f"{ACTOR}.optim.lr_scheduler_type": "cosine",
+    f"{ACTOR}.optim.min_lr_ratio": 0.2,
+    f"{ACTOR}.optim.lr_warmup_steps": 0,
+    f"{ACTOR}.optim.lr_warmup_steps_ratio": 0.5,
+}
+LONG = {"trainer.total_training_steps": 4}
+
+
+@pytest.mark.parametrize(
+    ("settings", "profile", "rates", "wrong"),
+    [
+        (WARM, "lineage", [0, 0.25, 0.5, 0.75, 1, 1, 0, 0.25], [7, 8]),  # it began again
+        (COSINE | LONG, "lineage", [1, 0.882842712474619, 0.6, 0.25], [4]),  # 0 steps of warm-up are none
+        # verl leaves them to the ratio; past the end, in steps 6 and 7, trainers differ
+        (COSINE | LONG, "verl", [0, 0.5, 1, 0.6, 0.2, 7, 8], []),
+        (COSINE, "verl", [5, 6, 7], []),  # how long the run is nobody says
+        (WARM | {"trainer.critic_warmup": 3}, "verl", [9, 9, 0, 0.25, 0.25], [5]),  # no actor's update before step 3
+        (WARM | {"trainer.v1.trainer_mode": "async"}, "verl", [5, 6], []),
+        (LR | {f"{ACTOR}.optim.lr_scheduler_type": "linear"}, "verl", [5, 6], []),
+        ({}, "lineage", [5, 6], []),
+    ],
+)
+def test_a_learning_rate_is_held_against_a_schedule_that_is_known(
+    judged: Callable[..., Told], settings: Mapping[str, Any], profile: str, rates: Sequence[float], wrong: list[int]
+) -> None:
+    """The rate of every step, from the first."""
+    steps = {step: stepped(rate) for step, rate in enumerate(rates, start=1)}
+    assert judged("LOS003", steps, settings, profile) == [(step, "error") for step in wrong]
+
+
+def loaded(step: int, taken: int) -> Say:
+    """A run that goes on from a checkpoint of this step."""
+    attrs = {"global_steps": str(step), "optimizer_steps": str(taken)}
+    return lambda stage: stage.event("produce", "_load_checkpoint", attrs=attrs)
+
+
+def test_an_optimiser_counts_on(judged: Callable[..., Told]) -> None:
+    """Through skipped steps and past those that are not traced."""
+    steps = {
+        0: loaded(0, 0),
+        1: stepped(optimizer_steps=1, gradient=0.1),
+        2: stepped(optimizer_steps=1, skipped=True),
+        3: stepped(optimizer_steps=2, skipped=True),  # it was taken
+        4: stepped(optimizer_steps=2, gradient="none"),  # the tensor that is watched had none
+        5: stepped(optimizer_steps=2),  # it was not taken
+        7: stepped(optimizer_steps=9, gradient=0.1),
+        8: stepped(optimizer_steps=11, gradient=0.1),
+    }
+    assert judged("LOS003", steps) == [(3, "error"), (5, "error"), (8, "error")]
+
+
+@pytest.mark.parametrize(("taken", "wrong"), [(8, []), (1, [(5, "error")])])
+def test_an_optimiser_goes_on_after_a_resume(judged: Callable[..., Told], taken: int, wrong: Told) -> None:
+    """From the count in the checkpoint."""
+    assert judged("LOS003", {0: loaded(4, 7), 5: stepped(optimizer_steps=taken, gradient=0.1)}) == wrong
+
+
+def ledger(*terms: tuple[str, float, float]) -> Say:
+    """The ledger of one micro-batch: name, scale and numerator of each term."""
+
+    def say(stage: Stage) -> None:
+        for name, scale, numerator in terms:
+            term = LossTerm(name, "token-mean", numerator, 4.0, scale, 1, 4)
+            stage.loss(term, update_index=0, mini_batch=0, micro_batch=0)
+
+    return say
+
+
+BONUS = {f"{ACTOR}.entropy_coeff": 0.01, f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.kl_loss_coef": 0.1}
+POLICY, ENTROPY, KL, OTHER = ("pg_loss", 1.0, 1.0), ("entropy_loss", -0.01, 2.0), ("kl_loss", 0.1, 0.5), ("z", 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("profile", "told"),
+    [
+        ("lineage", [(3, "error"), (4, "error"), (5, "error"), (6, "error")]),
+        # another trainer may scale its policy loss for the ranks, and have terms of its own
+        ("verl", [(3, "error"), (4, "error")]),
+    ],
+)
+def test_the_ledger_has_the_configured_terms(judged: Callable[..., Told], profile: str, told: Told) -> None:
+    """Each with its coefficient, whichever of the two has the sign of the entropy."""
+    steps = {
+        1: ledger(POLICY, ENTROPY, KL),
+        2: ledger(POLICY, ("entropy_loss", 0.01, -2.0), KL),
+        3: ledger(POLICY, ("entropy_loss", 0.01, 2.0), KL),
+        4: ledger(POLICY, ENTROPY),
+        5: ledger(POLICY, ENTROPY, KL, OTHER),
+        6: ledger(("pg_loss", 0.5, 1.0), ENTROPY, KL),
+    }
+    assert judged("LOS004", steps, BONUS, profile) == told
+
+
+@pytest.mark.parametrize(("profile", "severity"), [("lineage", "error"), ("verl", "warning")])
+def test_a_trace_may_have_no_whole_ledger(judged: Callable[..., Told], profile: str, severity: str) -> None:
+    """A term that nobody ever recorded may be in the loss all the same."""
+    assert judged("LOS004", {1: ledger(POLICY)}, BONUS, profile) == [(1, severity)] * 2
+
+
+def test_a_term_of_weight_0_may_be_there_or_not(judged: Callable[..., Told]) -> None:
+    """An entropy that is only logged, a KL whose coefficient is 0."""
+    none = {f"{ACTOR}.entropy_coeff": 0, f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.kl_loss_coef": 0.0}
+    steps = {1: ledger(POLICY), 2: ledger(POLICY, ("entropy_loss", -0.0, 2.0), ("kl_loss", 0.0, 0.5))}
+    assert judged("LOS004", steps, none) == []
+
+
+def test_a_loop_of_ones_own_has_terms_of_its_own(judged: Callable[..., Told]) -> None:
+    """Without a configuration no term is missing and none is too many."""
+    assert judged("LOS004", {1: ledger(("ppo", 2.0, 1.0), OTHER)}) == []
+
+
+def test_a_tensor_may_rest_that_has_no_gradient(judged: Callable[..., Told]) -> None:
+    """Others move meanwhile; how small an lr can be seen depends on how near 1 its numbers are."""
+    large, expert, norm = "mlp.weight", "experts.3.weight", "norm.weight"
+    weights = {name: np.ones(size, np.float32) for name, size in {large: 2000, expert: 2000, norm: 8}.items()}
+    cases: list[tuple[str, float, str | None]] = [
+        ("", 1e-3, ""),
+        (large, 1e-6, ""),  # 3: an error
+        (large, 1e-8, ""),
+        (norm, 1e-6, ""),
+        (norm, 1e-3, ""),  # 6: an error
+        (expert, 1e-3, expert),  # no token chose it
+        (large, 1e-3, large),  # 8: a warning, no gradient reached it
+        (large, 1e-3, None),  # nobody looked
+    ]
+
+    def begin(stage: Stage) -> None:
+        stage.params("produce", weights, weights=Weights(0, "actor"), columns={"status": ["trainable"] * 3})
+
+    def update(step: int, rests: str, lr: float, without: str | None) -> Say:
+        def say(stage: Stage) -> None:
+            stepped(lr, **({} if without is None else {"without_gradient": without}))(stage)
+            for name in weights:
+                weights[name] = weights[name] + (name != rests)
+            stage.params("sync", weights, weights=Weights(step, "actor"))
+
+        return say
+
+    steps = {0: begin, 1: update(1, "", 1e-3, "")}
+    steps |= {step: update(step, *case) for step, case in enumerate(cases, start=2)}
+    assert judged("VER006", steps) == [(3, "error"), (6, "error"), (8, "warning")]
