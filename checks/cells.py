@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Text = NDArray[np.str_]
+# distinct texts, and of each row its place among them
+Text = tuple[NDArray[np.str_], NDArray[np.int64]]
 Wanted = NDArray[np.bool_]  # (rows,)
 
 #: scalars of its row that stand beside every element
@@ -34,7 +35,8 @@ class Words:
 
     def has(self, column: str, *words: str) -> Wanted:
         """Rows with one of these words in that column."""
-        return np.isin(getattr(self, column), words)
+        distinct, at = getattr(self, column)
+        return np.array([text in words for text in distinct.tolist()], dtype=bool)[at]
 
 
 @dataclass(frozen=True)

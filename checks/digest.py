@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from lineage.checks.cells import CELLS, LENGTH_TAGS, Words
-from lineage.checks.first_said import CARRIED, CONTENT, First, Place, early, texts
+from lineage.checks.first_said import CARRIED, CONTENT, First, Place, coded, early, texts
 from lineage.checks.flat import TYPES, Flat, Int64, UInt64, bound, dictionary, indices, unsigned
 from lineage.checks.marks import WINDOWED, Marks
 from lineage.checks.row_groups import RowGroups, row_groups
@@ -241,7 +241,7 @@ class _Group:
         marked[[row for block in said for field, row in block.items() if field not in CARRIED]] = True
         events = self._events(signatures, lists).append_column("said", pa.array(marked))
         marks = Marks.of(lists["marks"])
-        words = Words(*(texts(self.table, name) for name in ("stage", "op", "entity", "field")))
+        words = Words(*(coded(self.table, name) for name in ("stage", "op", "entity", "field")))
         events = events.append_column("w", self._windows(marks, words))
         content = self._content(said, lists, elements)
         cells = [self._cells(kind.wanted(words), lists, kind.columns, marks) for kind in CELLS.values()]
@@ -327,7 +327,8 @@ class _Group:
     def _cells(
         self, needed: NDArray[np.bool_], lists: dict[str, Flat], names: tuple[str, ...], marks: Marks
     ) -> pa.Table:
-        rows, at = self._spread(np.flatnonzero(needed))
+        wanted = np.flatnonzero(needed)
+        rows, at = self._spread(wanted)
         inside = at - self.key.starts[rows]
         columns: dict[str, Any] = {"rid": pa.array(self.rid[rows]), "id": pa.array(self.ids[at])}
         for name in names:
@@ -335,6 +336,8 @@ class _Group:
                 columns[name] = pa.array(inside + 1)
             elif name == "before":
                 columns[name] = marks.first(rows, inside, self.n)
+            elif len(wanted) and (lists[name].counts[wanted] == self.n[wanted]).all():
+                columns[name] = _whole_rows(lists[name], name, wanted)
             else:
                 columns[name] = self._taken(lists[name], name, rows, inside)
         return pa.table(columns)
@@ -400,6 +403,13 @@ class _Group:
         inside = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts, counts)
         repeated = np.repeat(rows, counts)
         return repeated, self.key.starts[repeated] + inside
+
+
+def _whole_rows(values: Flat, name: str, rows: NDArray[Any]) -> pa.Array:
+    """A list's values of these rows, one row behind the other: twice as fast as picking them one by one."""
+    places = zip(values.starts[rows].tolist(), values.counts[rows].tolist(), strict=True)
+    joined = pa.concat_arrays([values.values.slice(start, count) for start, count in places])
+    return joined.cast(TYPES[name]) if joined.type != TYPES[name] else joined
 
 
 def _said_something(values: pa.Array | pa.ChunkedArray) -> NDArray[np.bool_]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 # Fields and tags whose content per trajectory the others are held against, and what of it; ``v c m`` are an element's
@@ -75,6 +76,15 @@ def _python(table: pa.Table, name: str, rows: NDArray[Any]) -> list[Any]:
 
 def texts(table: pa.Table, name: str) -> NDArray[Any]:
     """A text column as ``(rows,)`` of text; empty where there is none."""
+    distinct, at = coded(table, name)
+    return distinct[at]
+
+
+def coded(table: pa.Table, name: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """A text column as its distinct texts, and ``(rows,)`` of each row's place among them."""
     if name not in table.column_names:
-        return np.full(table.num_rows, "")
-    return np.asarray(table[name].to_numpy(), dtype=object).astype(str)
+        return np.array([""]), np.zeros(table.num_rows, dtype=np.int64)
+    whole = table[name].combine_chunks()
+    named = whole if pa.types.is_dictionary(whole.type) else whole.dictionary_encode()
+    at = pc.fill_null(named.indices, len(named.dictionary)).to_numpy(zero_copy_only=False)
+    return np.array([*map(str, named.dictionary.to_pylist()), str(None)]), at

@@ -21,26 +21,32 @@ _LONGEST = 1 << 26
 
 def compose(head: pa.Array, head_length: pa.Array, tail: pa.Array) -> pa.Array:
     """``H(a ++ b) = H(a) + R^len(a) * H(b)`` modulo 2^64, element by element; a negative length gives null."""
-    heads, tails = _unsigned(head), _unsigned(tail)
-    lengths = np.asarray(pa.compute.fill_null(_whole(head_length), -1).to_numpy(zero_copy_only=False))
-    known = (lengths >= 0) & _valid(head) & _valid(tail)
-    if len(lengths) and lengths.max(initial=0) < _TABLE:
-        table = powers(int(lengths.max(initial=0)) + 1)
-        result = heads + table[np.where(known, lengths, 0)] * tails
+    heads, tails, lengths = _numbers(head, 0), _numbers(tail, 0), _numbers(head_length, -1)
+    known = lengths >= 0
+    for one in (head, tail):
+        if one.null_count:
+            known &= _valid(one)
+    longest = int(lengths.max(initial=0))
+    if longest < _TABLE:
+        result = powers(longest + 1)[np.maximum(lengths, 0)]
+        result *= tails
+        result += heads
     else:
         each = [compose_one(int(h), max(int(n), 0), int(t)) for h, n, t in zip(heads, lengths, tails, strict=True)]
         result = np.array(each, dtype=np.uint64)
-    return pa.array(result, mask=~known)
+    return pa.array(result, mask=None if known.all() else ~known)
 
 
 def repeated(value: pa.Array, count: pa.Array) -> pa.Array:
     """Fingerprint of a whole number said ``count`` times, element by element: that of a mask of one author."""
-    counts = np.asarray(pa.compute.fill_null(_whole(count), -1).to_numpy(zero_copy_only=False))
-    known = (counts >= 0) & _valid(value)
-    terms = mix_in_place(image(np.asarray(pa.compute.fill_null(_whole(value), 0).to_numpy(zero_copy_only=False))))
-    sums = np.cumsum(powers(int(counts.max(initial=0)) + 1))
-    terms *= np.where(counts > 0, sums[np.maximum(counts, 1) - 1], np.uint64(0))
-    return pa.array(terms, mask=~known)
+    counts = _numbers(count, -1)
+    known = counts >= 0
+    if value.null_count:
+        known &= _valid(value)
+    terms = mix_in_place(image(_numbers(value, 0)))
+    sums = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(powers(int(counts.max(initial=0))))])
+    terms *= sums[np.maximum(counts, 0)]
+    return pa.array(terms, mask=None if known.all() else ~known)
 
 
 def counting(count: pa.Array) -> pa.Array:
@@ -48,7 +54,7 @@ def counting(count: pa.Array) -> pa.Array:
 
     Null for no count, and for one that no sequence can have.
     """
-    counts = np.asarray(pa.compute.fill_null(_whole(count), -1).to_numpy(zero_copy_only=False))
+    counts = _numbers(count, -1)
     known = (counts >= 0) & (counts < _LONGEST)
     wanted = np.where(known, counts, 0)
     # a power of two beyond the longest: few tables serve all calls
@@ -80,13 +86,16 @@ def register(con: DuckDBPyConnection) -> None:
 
 
 def _whole(array: pa.Array | pa.ChunkedArray) -> pa.Array:
-    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+    if not isinstance(array, pa.ChunkedArray):
+        return array
+    return array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
 
 
 def _valid(array: pa.Array | pa.ChunkedArray) -> np.ndarray:
     return np.asarray(_whole(array).is_valid().to_numpy(zero_copy_only=False), dtype=bool)
 
 
-def _unsigned(array: pa.Array | pa.ChunkedArray) -> np.ndarray:
-    filled = pa.compute.fill_null(_whole(array), 0)
-    return np.asarray(filled.to_numpy(zero_copy_only=False), dtype=np.uint64)
+def _numbers(array: pa.Array | pa.ChunkedArray, missing: int) -> np.ndarray:
+    """The numbers of a vector of a query; it is short, so that a null to fill costs more than the sum itself."""
+    whole = _whole(array)
+    return np.asarray((pa.compute.fill_null(whole, missing) if whole.null_count else whole).to_numpy())

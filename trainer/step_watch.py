@@ -6,7 +6,6 @@ gradient begins empty, goes on from one micro-batch to the next, and reaches the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,6 +16,8 @@ from lineage import hooks
 
 #: settings of a parameter group that the trace holds against the configuration
 SETTINGS = ("weight_decay", "betas", "eps", "maximize")
+# Of so many steps one is looked at tensor by tensor, from the first on: it takes a pass over the gradients.
+_LOOK_EVERY = 64
 # A gradient so many times AdamW's eps moves a weight by about the learning rate.
 _FELT = 100.0
 
@@ -36,25 +37,25 @@ class StepWatch:
         self._names = [names.get(id(parameter), "") for parameter in self._trained]
         # of equal ones the last: of an adapter the first has no gradient before the second has moved
         self._watched = min(reversed(self._trained), key=lambda parameter: parameter.numel())
-        self._given: Tensor | None = None
-        self._norms: Tensor | None = None
         self._lr: float | None = None
-        self._look_at_all = False
+        self._given: float | Tensor | None = None
+        self._without: list[str] = []
+        self._norms: list[Tensor] | None = None
+        self._settings: tuple[list[Any], dict[str, str]] = ([], {})
         optimizer.register_step_pre_hook(self._stepping)
 
-    def begin(self, look_at_all: bool) -> None:
-        """A mini-batch begins.
+    def begin(self) -> None:
+        """A mini-batch begins: what is known is of the one before."""
+        self._lr = self._given = self._norms = None
+        self._without = []
 
-        Args:
-            look_at_all: also which tensors the step is given no gradient for, which costs a pass over all of them.
-        """
-        self._given = self._norms = self._lr = None
-        self._look_at_all = look_at_all
-
-    def gradient(self) -> Tensor | None:
-        """The watched number as it is now, None where there is no gradient."""
+    def gradient(self) -> float | Tensor | None:
+        """The watched number as it is now, on a device as a copy that stays there; None where there is no gradient."""
         grad = self._watched.grad
-        return None if grad is None else grad.reshape(-1)[0].clone()
+        if grad is None:
+            return None
+        number = grad.as_strided((), ())
+        return number.item() if number.is_cpu else number.clone()
 
     @property
     def lr(self) -> float:
@@ -64,34 +65,49 @@ class StepWatch:
     def attrs(self) -> dict[str, str]:
         """What the row of the step says, once the host has waited for the device.
 
-        ``optimizer_steps`` is the optimiser's own count. ``gradient`` is the watched number as the step was given it,
-        ``none`` where there was none; it is absent where no step was taken.
-        ``without_gradient`` names the tensors that trained by next to nothing; it is absent where nobody looked.
+        ``optimizer_steps`` is the optimiser's own count. Where a step was taken, ``gradient`` is the watched number as
+        it was given it, ``none`` where there was none; ``without_gradient`` names the tensors that had none at all,
+        and ``weak_gradient``, where somebody looked, those whose own was next to nothing.
         """
-        group = self.optimizer.param_groups[0]
-        said = {name: _text(group[name]) for name in SETTINGS if name in group}
-        state = self.optimizer.state.get(self._watched, {})
-        said["optimizer_steps"] = str(int(state.get("step", 0)))
+        said = dict(self._said_settings())
+        said["optimizer_steps"] = str(self._taken())
         if self._lr is not None:
             said["gradient"] = "none" if self._given is None else repr(float(self._given))
+            said["without_gradient"] = ",".join(self._without)
         if self._norms is not None:
-            said["without_gradient"] = ",".join(self._unfelt(self._norms.tolist(), float(group.get("eps", 0.0))))
+            said["weak_gradient"] = ",".join(self._weak(torch.stack(self._norms).tolist()))
         return said
 
     def _stepping(self, optimizer: Optimizer, args: Any, options: Any) -> None:
         if not hooks.recorder().tracing:
             return
         self._given, self._lr = self.gradient(), float(optimizer.param_groups[0]["lr"])
-        if self._look_at_all:
-            none = torch.zeros((), device=self._watched.device)
-            self._norms = torch.stack(
-                [none if one.grad is None else torch.linalg.vector_norm(one.grad).float() for one in self._trained]
-            )
+        pairs = zip(self._names, self._trained, strict=True)
+        self._without = [name for name, parameter in pairs if parameter.grad is None]
+        if self._taken() % _LOOK_EVERY == 0:
+            grads = (parameter.grad for parameter in self._trained)
+            self._norms = [torch.linalg.vector_norm(grad).float() for grad in grads if grad is not None]
 
-    def _unfelt(self, norms: list[float], eps: float) -> Iterator[str]:
-        for name, parameter, norm in zip(self._names, self._trained, norms, strict=True):
-            if not norm > _FELT * eps * parameter.numel() ** 0.5:
-                yield name
+    def _taken(self) -> int:
+        """Steps by the optimiser's own count, which a checkpoint keeps."""
+        return int(self.optimizer.state.get(self._watched, {}).get("step", 0))
+
+    def _weak(self, norms: list[float]) -> list[str]:
+        absent, measured = set(self._without), iter(norms)
+        eps = float(self.optimizer.param_groups[0].get("eps", 0.0))
+        return [
+            name
+            for name, parameter in zip(self._names, self._trained, strict=True)
+            if name not in absent and not next(measured) > _FELT * eps * parameter.numel() ** 0.5
+        ]
+
+    def _said_settings(self) -> dict[str, str]:
+        group = self.optimizer.param_groups[0]
+        values = [group.get(name) for name in SETTINGS]
+        if values != self._settings[0]:
+            said = {name: _text(value) for name, value in zip(SETTINGS, values, strict=True) if value is not None}
+            self._settings = (values, said)
+        return self._settings[1]
 
 
 def _text(value: Any) -> str:

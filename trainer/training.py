@@ -230,7 +230,7 @@ class TrainingWorker:
         attrs = {**plan.attrs, "global_batch_size": str(plan.mini_batch_size), "dp_size": str(len(shares))}
         stage.split(keys, topology=self.topology, attrs=attrs, **place.context())
         self.optimizer.zero_grad(set_to_none=True)
-        self.step_watch.begin(look_at_all=place.update_index == plan.first_update)
+        self.step_watch.begin()
         micro, done = 0, list[_Done]()
         for rank, positions in enumerate(plan.micro_batches.split([share.lengths("input_ids") for share in shares])):
             for part in positions:

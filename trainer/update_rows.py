@@ -24,26 +24,29 @@ BACKWARD, BEFORE, AFTER = "backward", "gradient_before", "gradient_after"
 
 @dataclass(frozen=True)
 class PassedBack:
-    """The backward pass of one micro-batch, as scalars of the device.
+    """The backward pass of one micro-batch.
 
     Attributes:
         value: the loss it began with.
-        before, after: the watched number of the gradient (``step_watch``); None where there is none, or no trace.
+        before, after: the watched number of the gradient (``step_watch``), on the host or on the device; None where there
+            is none, or no trace.
     """
 
     value: Tensor
-    before: Tensor | None
-    after: Tensor | None
+    before: float | Tensor | None
+    after: float | Tensor | None
 
     def scalars(self) -> list[Tensor]:
         """Everything :meth:`read` needs of the device."""
-        return [self.value, *(number for number in (self.before, self.after) if number is not None)]
+        return [self.value, *(number for number in (self.before, self.after) if isinstance(number, Tensor))]
 
     def read(self, values: Iterator[float]) -> dict[str, str]:
         """As attributes, from the values of :meth:`scalars` on the host; without a gradient the number is 0."""
         said = {BACKWARD: repr(next(values))}
-        before = 0.0 if self.before is None else next(values)
-        return said if self.after is None else {**said, BEFORE: repr(before), AFTER: repr(next(values))}
+        for name, number in ((BEFORE, 0.0 if self.before is None else self.before), (AFTER, self.after)):
+            if number is not None and self.after is not None:
+                said[name] = repr(next(values) if isinstance(number, Tensor) else number)
+        return said
 
 
 @dataclass(frozen=True)

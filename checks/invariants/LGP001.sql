@@ -1,7 +1,7 @@
 -- code: LGP001
 -- name: log-probs are log-probs
 -- severity: error
--- says: On policy tokens a log-prob is finite and at most 0 (1e-4 of roundoff); the sampler's are exactly 0 outside the mask; a batch sampled at a temperature above 0 is not all zeros, unless the policy is as certain of its tokens where it is trained.
+-- says: On policy tokens a log-prob is finite and at most 0 (1e-4 of roundoff); the sampler's are exactly 0 outside the mask; a batch sampled at a temperature above 0 is not all zeros, unless the policy is as certain of its tokens by its entropy, or where it is trained.
 -- needs: key, nonfinite_in, max_in
 -- fields:
 -- examines: select sum(n) from events where entity = 'trajectory' and op <> 'compare' and field in ('log_probs', 'old_log_probs', 'ref_log_prob', 'rollout_log_probs') and nonfinite_in is not null
@@ -16,7 +16,13 @@ select step_id
 from events
 where stage = 'update_actor' and op = 'forward' and field = 'log_probs'
 group by step_id, update_index
-having min(low) > -1e-3 and sum(masked) >= 16;
+having min(low) > -1e-3 and sum(masked) >= 8
+union
+select step_id
+from events
+where op = 'produce' and field = 'entropy' and masked >= 8
+group by step_id
+having max(high) < 1e-3;
 create or replace temp table no_log_probs as
 select rid,
     -- the sampler's zeros outside the mask are the rollout's word: who reads them later may see another mask

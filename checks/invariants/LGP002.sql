@@ -7,7 +7,7 @@
 -- examines: select count(*) from sampler_pairs
 -- subsumed_by: LGP001, LGP003, LGP004, LGP005, LGP009, LEN004, LEN006, LEN008, TOK001, TOK002, TOK003, MSK003, MSK006, LEN001, QUE003, VER002, VER003, VER004
 -- source: seen in TRL, verl and open-instruct: log-probs of another temperature, of other weights, of logits in bfloat16
--- causes: The trainer scores another distribution than the sampler drew from: logits not divided by the temperature, or in fewer bits; other weights; dropout.
+-- causes: The trainer scores another distribution than the sampler drew from: logits not divided by the temperature, or in fewer bits; other weights; dropout; padding, attention mask or positions of the batch (a run with trace.probe=1 tells: LGP009 then leads).
 -- reports: NVIDIA-NeMo/RL#935, NovaSky-AI/SkyRL#747, PrimeIntellect-ai/prime-rl#697, allenai/open-instruct#1387, huggingface/trl#5312, unslothai/unsloth#3283, verl-project/verl#2088, verl-project/verl#4162
 -- faults: one_session_scored_by_others, prompts_padded_right, sampler_divides_log_probs, sampler_head_in_bfloat16, sampler_log_probs_are_raw, waking_loads_the_first_weights
 with batches as (

@@ -26,8 +26,14 @@ from anchors as a
 join moves as m on m.run_id is not distinct from a.run_id and m.global_steps = a.global_steps and m.ord < a.ord;
 create or replace temp table odd_ones as
 -- sampler and update were not held against each other token by token: their sums over each row are
-with sampled as (
-    select s.rid, e.step_id, s.id, s.band, s.absdiff_sum, s.n_in from sampler_pairs as s join events as e using (rid)
+with apart as (
+    -- none in a sound run, and then nothing is looked up
+    select rid from sampler_pairs group by rid having sum(absdiff_sum) > any_value(band) * sum(n_in)
+),
+sampled as materialized (
+    select s.rid, e.step_id, s.id, s.band, s.absdiff_sum, s.n_in
+    from sampler_pairs as s join events as e using (rid)
+    where s.rid in (select rid from apart)
 ),
 trained as (
     select e.step_id, p.id, p.absdiff_sum, p.n_in
@@ -36,15 +42,19 @@ trained as (
     join update_batches as f
         on f.run_id is not distinct from e.run_id and f.global_steps = e.global_steps and f.update_index = e.update_index
     where e.op = 'compare' and e.stage = 'update_actor' and e.field = 'log_probs' and e.against = 'old_log_probs'
-        and e.update_index = f.first_update and p.n_in > 0
+        and e.update_index = f.first_update and p.n_in > 0 and e.step_id in (select step_id from sampled)
 ),
 drawn as (
     select step_id, id, arg_min("sum_in", ord) as total, arg_min(mask_sum, ord) as tokens
-    from token_sum_cells where field = 'rollout_log_probs' and op = 'produce' group by step_id, id
+    from token_sum_cells
+    where field = 'rollout_log_probs' and op = 'produce' and step_id in (select step_id from sampled)
+    group by step_id, id
 ),
 scored as (
     select step_id, id, arg_min("sum_in", ord) as total, arg_min(mask_sum, ord) as tokens
-    from token_sum_cells where field = 'log_probs' and op = 'forward' group by step_id, id
+    from token_sum_cells
+    where field = 'log_probs' and op = 'forward' and step_id in (select step_id from sampled)
+    group by step_id, id
 )
 select rid, band, tokens, off_sampler, off_update, apart
 from (

@@ -1,7 +1,7 @@
 -- code: VER006
 -- name: what is frozen stays, what trains moves
 -- severity: error
--- says: Frozen parameters keep the fingerprint they had at the start; after an update that was not skipped, with lr > 0 and a gradient, the actor's weights are not what they were (a warning where its dtype or so small an lr may round the change away), and neither is any tensor of them that trains and had a gradient (a warning of one that trains and had none, while others did).
+-- says: Frozen parameters keep the fingerprint they had at the start; after an update that was not skipped, with lr > 0 and a gradient, the actor's weights are not what they were (a warning where its dtype or so small an lr may round the change away), and neither is any tensor of them that trains, has moved before or was seen to have a gradient, and has one (a warning of one that trains and has none, while others do).
 -- needs: weights, fingerprint
 -- fields: parameters
 -- examines: select coalesce(sum(n), 0) from events where op = 'sync' and entity = 'param' and weights.phase = 'actor' and c is not null and global_steps > 0
@@ -30,7 +30,7 @@ where op = 'optim_step' and not coalesce(optim.skipped, false) and optim.lr > 0 
     and isfinite(optim.grad_norm);
 create or replace temp table looks as
 select coalesce(run_id, '') as run, ord, optim.lr as lr, optim.grad_norm as grad_norm,
-    string_split(attrs['without_gradient'], ',') as without
+    string_split(attrs['without_gradient'], ',') as without, string_split(attrs['weak_gradient'], ',') as weak
 from events
 where op = 'optim_step' and attrs['without_gradient'] is not null and not coalesce(optim.skipped, false);
 with first_prints as (
@@ -67,10 +67,14 @@ returned as (
     join param_cells as before on before.rid = l.last_rid and before.id = p.id and before.fingerprint <> p.fingerprint
     where p.length >= 1000 and l.rid not in (select rid from unmoved)
 ),
--- One tensor among the others that is still what it was, though the update had a gradient for it: of a large one some
+-- One tensor among the others that is still what it was, though there was a gradient for it: of a large one some
 -- number is small enough to show any change, of a small one all may be near 1.
 resting as (
-    select l.rid, k.id, k.key, bool_or(not list_contains(t.without, k.key)) as had_gradient
+    select l.rid, k.id, k.key, bool_or(not list_contains(t.without, k.key) and case
+            when t.weak is not null then not list_contains(t.weak, k.key)
+            -- what has moved before goes on by its moments, whatever its gradient
+            else p.fingerprint <> first.fingerprint and k.key not like '%expert%'
+        end) as had_gradient
     from (
         select *, lag(rid) over before as last_rid, lag(ord) over before as last_ord, lag(dtype) over before as last_dtype
         from actor_sides where op = 'sync' window before as (partition by run order by ord)
@@ -84,9 +88,9 @@ resting as (
     where l.dtype = 'float32' and l.last_dtype = 'float32' and l.rid not in (select rid from unmoved)
         and t.lr >= if(p.length >= 1000, 10, 1000) * said('weights.seen_lr')
         and t.grad_norm >= said('weights.seen_gradient')
-        -- no token may have chosen an expert
-        and (k.key not like '%expert%' or not list_contains(t.without, k.key))
     group by l.rid, k.id, k.key
+    -- no token may have chosen an expert
+    having had_gradient or (bool_and(list_contains(t.without, k.key)) and k.key not like '%expert%')
 )
 select l.rid, k.key, printf('%x', f.fingerprint) as expected, printf('%x', p.fingerprint) as actual,
     'a frozen parameter' as detail, null as severity

@@ -2,12 +2,13 @@
 create or replace table base as
 with whose as (
     -- What was said of a key first: a later event that mixes up its tags does not make a real row padding.
-    select id, min(step_id) as step_id, coalesce(arg_min(is_padding, ord), false) as is_padding
+    select id, min(step_id) as step_id, coalesce(min(said) % 2 = 1, false) as is_padding
     from (
-        select id, step_id, cast(null as boolean) as is_padding, cast(null as bigint) as ord
+        select id, step_id, cast(null as bigint) as said
         from (select distinct k, step_id from events where said) join keyed using (k)
         union all
-        select id, step_id, is_padding, ord from key_cells where is_padding is not null
+        -- the event, and in its last bit what it said
+        select id, step_id, 2 * ord + cast(is_padding as bigint) from key_cells where is_padding is not null
     )
     group by id
 )

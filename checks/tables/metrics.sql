@@ -23,15 +23,16 @@ steps as materialized (
     from (select step_id, run_id, max(ord) as ord from logged group by all) as l left join limits on limits.run_id = coalesce(l.run_id, '')
         left join sampled as s using (step_id)
 ),
-rows_of as materialized (
-    select step_id, is_padding, unnest([
-        {'name': 'critic/score', 'value': reward},
-        {'name': 'response_length', 'value': cast(response_len as double)},
-        {'name': 'prompt_length', 'value': cast(prompt_len as double)},
-        {'name': 'num_turns', 'value': num_turns},
-        {'name': 'global_seqlen', 'value': cast(prompt_len + response_len as double)}
-    ], recursive := true)
-    from given
+rows_of as (
+    select step_id, is_padding, 'critic/score' as name, reward as value from given
+    union all
+    select step_id, is_padding, 'response_length', cast(response_len as double) from given
+    union all
+    select step_id, is_padding, 'prompt_length', cast(prompt_len as double) from given
+    union all
+    select step_id, is_padding, 'num_turns', num_turns from given
+    union all
+    select step_id, is_padding, 'global_seqlen', cast(prompt_len + response_len as double) from given
     union all
     select r.step_id, is_padding, 'critic/rewards', "sum"
     from reward_cells as r join given using (step_id, id)
@@ -155,15 +156,17 @@ followed as (
     union all
     select step_id, 'perf/total_num_tokens', total, total_all from spread where name = 'global_seqlen'
     union all
-    select step_id, name || '/clip_ratio', avg(cast(value >= most as integer)) filter (not is_padding),
-        avg(cast(value >= most as integer))
-    from (
-        select step_id, is_padding, name, value, case name when 'response_length' then response else prompt end as most
-        from rows_of join steps using (step_id)
-        where name in ('response_length', 'prompt_length')
-    )
-    where most is not null
-    group by step_id, name
+    select step_id, 'response_length/clip_ratio', avg(cast(response_len >= response as integer)) filter (not is_padding),
+        avg(cast(response_len >= response as integer))
+    from given join steps using (step_id)
+    where response is not null
+    group by step_id
+    union all
+    select step_id, 'prompt_length/clip_ratio', avg(cast(given.prompt_len >= prompt as integer)) filter (not is_padding),
+        avg(cast(given.prompt_len >= prompt as integer))
+    from given join steps using (step_id)
+    where prompt is not null
+    group by step_id
     union all
     select * from entropies
     union all

@@ -173,31 +173,34 @@ def test_a_loop_of_ones_own_has_terms_of_its_own(judged: Callable[..., Told]) ->
 
 def test_a_tensor_may_rest_that_has_no_gradient(judged: Callable[..., Told]) -> None:
     """Others move meanwhile; how small an lr can be seen depends on how near 1 its numbers are."""
-    large, expert, norm = "mlp.weight", "experts.3.weight", "norm.weight"
-    weights = {name: np.ones(size, np.float32) for name, size in {large: 2000, expert: 2000, norm: 8}.items()}
-    cases: list[tuple[str, float, str | None]] = [
-        ("", 1e-3, ""),
-        (large, 1e-6, ""),  # 3: an error
-        (large, 1e-8, ""),
-        (norm, 1e-6, ""),
-        (norm, 1e-3, ""),  # 6: an error
-        (expert, 1e-3, expert),  # no token chose it
-        (large, 1e-3, large),  # 8: a warning, no gradient reached it
-        (large, 1e-3, None),  # nobody looked
+    large, expert, norm, gated, left_out = "mlp.weight", "experts.3.weight", "norm.weight", "gated.weight", "out.weight"
+    sizes = {large: 2000, expert: 2000, norm: 8, gated: 2000, left_out: 2000}
+    weights = {name: np.ones(size, np.float32) for name, size in sizes.items()}
+    cases: list[tuple[set[str], float, dict[str, str]]] = [
+        (set(), 0.0, {}),
+        # 2: an error of what is left out alone: it was seen to have a gradient
+        ({gated, left_out}, 1e-3, {"without_gradient": "", "weak_gradient": gated}),
+        ({gated}, 1e-3, {"without_gradient": ""}),  # it has never moved, and nobody looked
+        ({gated, large}, 1e-6, {"without_gradient": ""}),  # 4: an error, it has moved before
+        ({gated, large}, 1e-8, {"without_gradient": ""}),
+        ({gated, norm}, 1e-6, {"without_gradient": ""}),
+        ({gated, norm}, 1e-3, {"without_gradient": ""}),  # 7: an error
+        ({gated, expert}, 1e-3, {"without_gradient": expert}),  # no token chose it
+        ({gated, large}, 1e-3, {"without_gradient": large}),  # 9: a warning, no gradient reached it
+        ({gated, large}, 1e-3, {}),  # another trainer says nothing of it
     ]
 
     def begin(stage: Stage) -> None:
-        stage.params("produce", weights, weights=Weights(0, "actor"), columns={"status": ["trainable"] * 3})
+        stage.params("produce", weights, weights=Weights(0, "actor"), columns={"status": ["trainable"] * len(sizes)})
 
-    def update(step: int, rests: str, lr: float, without: str | None) -> Say:
+    def update(step: int, rest: set[str], lr: float, attrs: dict[str, str]) -> Say:
         def say(stage: Stage) -> None:
-            stepped(lr, **({} if without is None else {"without_gradient": without}))(stage)
-            for name in weights:
-                weights[name] = weights[name] + (name != rests)
+            stepped(lr, **attrs)(stage)
+            if lr:
+                weights.update({name: values + (name not in rest) for name, values in weights.items()})
             stage.params("sync", weights, weights=Weights(step, "actor"))
 
         return say
 
-    steps = {0: begin, 1: update(1, "", 1e-3, "")}
-    steps |= {step: update(step, *case) for step, case in enumerate(cases, start=2)}
-    assert judged("VER006", steps) == [(3, "error"), (6, "error"), (8, "warning")]
+    steps = {0: begin} | {step: update(step, *case) for step, case in enumerate(cases, start=1)}
+    assert judged("VER006", steps) == [(2, "error"), (4, "error"), (7, "error"), (9, "warning")]

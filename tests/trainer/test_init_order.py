@@ -76,7 +76,8 @@ def test_each_step_says_what_it_made(recorded):
     assert made["create_resource_pool"] == {"name": "global_pool", "process_on_nodes": "[2, 2]", "world_size": "4"}
     assert made["spawn"] == {"roles": "actor_rollout_ref", "world_size": "4", "processes": "1"}
     assert made["init_model"]["with_reference"] == "True"
-    assert made["_load_checkpoint"] == {"resume_mode": "disable", "global_steps": "0", "epoch": "0", "drawn": "0"}
+    begun = dict.fromkeys(("global_steps", "epoch", "drawn", "optimizer_steps"), "0")
+    assert made["_load_checkpoint"] == {"resume_mode": "disable", **begun}
     assert not any("/" in text for attrs in made.values() for text in attrs.values())
 
 

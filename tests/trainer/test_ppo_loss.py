@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -117,6 +118,30 @@ def test_in_bypass_mode_the_current_policy_rejects():
     metrics = bypass_metrics([rows.detached()], correction)
     assert metrics["rollout_corr/rollout_rs_masked_fraction"] == 0.5
     assert metrics["rollout_corr/rollout_is_mean"] == pytest.approx((1 + math.exp(-1)) / 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "replayed"),
+    [
+        ("k1", lambda said: -said["kl_gap"]),
+        ("k2", lambda said: said["kl_gap_squared"] / 2),
+        ("k3", lambda said: said["kl_excess"]),
+    ],
+)
+def test_the_kl_replays_from_what_is_said_of_it(kind, replayed):
+    """While tracing the ledger says what each estimator follows from; it is no metric, and else it is not said."""
+    _, rows = make([3, 2])
+    gaps = torch.tensor([[0.3, -0.2, 0.1, 9.0], [0.5, 0.4, 9.0, 9.0]])
+    rows = replace(rows, ref_log_prob=rows.log_prob.detach() + gaps)
+    config, mini = actor(kl_loss_type=kind), MiniBatch.of([3, 2])
+    loss = ppo_loss(config, rows, mini, per_token=True)
+    terms, watched = loss.read(iter([float(scalar.detach()) for scalar in loss.scalars()]))
+    said = {name: float(value) for name, value in loss.attrs("kl_loss", watched).items()}
+    (kl,) = (term for term in terms if term.term == "kl_loss")
+    assert replayed(said) == pytest.approx(kl.numerator)
+    assert said["kl_gap_most"] == pytest.approx(0.5)
+    assert not [name for name in loss_metrics([(terms, watched)]) if "gap" in name]
+    assert ppo_loss(config, rows, mini).attrs("kl_loss", {}) == {}
 
 
 @settings(max_examples=12)

@@ -136,11 +136,11 @@ def test_a_resumed_trace_begins_after_the_checkpoint_and_is_clean(resume):
     table = pq.read_table(trace)
     assert sorted(pc.unique(table["global_steps"]).to_pylist()) == [0, 3, 4]
     loaded = table.filter(pc.field("field") == "_load_checkpoint").to_pylist()
-    place = {"resume_mode": "resume_path", "global_steps": "2", "epoch": "0", "drawn": "8"}
+    place = {"resume_mode": "resume_path", "global_steps": "2", "epoch": "0", "drawn": "8", "optimizer_steps": "4"}
     assert [dict(row["attrs"]) for row in loaded] == [place]
     synced = table.filter((pc.field("op") == "sync") & (pc.field("global_steps") == 0)).to_pylist()
     assert {row["weights"]["version"] for row in synced} == {2}
-    seen = ("KEY001", "KEY002", "KEY005", "KEY007", "QUE002", "VER001", "VER002", "VER003", "VER006")
+    seen = ("KEY001", "KEY002", "KEY005", "KEY007", "LOS003", "QUE002", "VER001", "VER002", "VER003", "VER006")
     assert {one.code: str(one.kind) for one in check(trace, select=seen).verdicts} == dict.fromkeys(seen, "pass")
 
 

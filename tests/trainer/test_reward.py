@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from lineage import hooks
+from lineage.fingerprint import canonical_json, fingerprint_bytes
 from lineage.hooks import UserError
 from lineage.trainer.config import compose
 from lineage.trainer.protocol import DataProto, nested_from_list, object_array, valid_mask
@@ -359,6 +360,21 @@ def test_a_scorer_that_raises_is_in_the_trace(tokenizer, tmp_path):
     assert [(row["op"], row["key"], row["reason"]) for row in rows if row["op"] != "consume"] == [
         ("filter", ["u_0_0"], ["failed"])
     ]
+
+
+def test_what_the_manager_read_is_in_the_trace(naive, tokenizer, tmp_path, monkeypatch):
+    """Not what it was given: a manager that scores another text, or by another truth, is seen."""
+    run_single = type(naive).run_single
+    other = {**row(), "reward_model": {"ground_truth": "7"}}
+    monkeypatch.setattr(type(naive), "run_single", lambda self, ids, _: run_single(self, ids[:1], other))
+    ids = tokenizer("55")["input_ids"]
+    with hooks.recording(tmp_path, config={}, run={}) as recorder:
+        recorder.step(1)
+        asyncio.run(RewardLoopWorker(naive).compute_score("u_0_0", ids, row()))
+    rows = {said["field"]: said for said in pq.read_table(tmp_path / "trace.parquet").to_pylist()}
+    assert (len(ids), rows["responses"]["valid_length"]) == (2, [1])
+    (truth,) = fingerprint_bytes([canonical_json(other["reward_model"])])[0].tolist()
+    assert rows["reward_model"]["fingerprint"] == [truth]
 
 
 def test_a_score_of_the_loop_itself_is_in_the_trace(tmp_path):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lineage.trainer.models import eos_token_ids, load_model
 from lineage.trainer.rollout.base import SamplingParams
-from lineage.trainer.rollout.sampling import decode, draw, truncate, uniforms
+from lineage.trainer.rollout.sampling import decode, draw, likelier, truncate, uniforms
 from lineage.trainer.setup import use_few_threads
 
 
@@ -21,7 +21,7 @@ def model(tiny):
     return model
 
 
-def generate(model, prompts, seeds, limits=None, ends=(), **params):
+def generate(model, prompts, seeds, limits=None, ends=(), watched=False, **params):
     """Continue prompts by up to 12 tokens, or each by up to its limit."""
     return decode(
         model,
@@ -31,6 +31,7 @@ def generate(model, prompts, seeds, limits=None, ends=(), **params):
         SamplingParams(**params),
         eos_token_ids=list(ends),
         pad_token_id=0,
+        watched=watched,
     )
 
 
@@ -75,6 +76,26 @@ def test_temperature_divides_the_processed_log_probs_only():
     _, raw = draw(logits, SamplingParams(temperature=0.5, logprobs_mode="raw_logprobs"), half)
     assert torch.allclose(processed, (logits / 0.5).log_softmax(-1)[:, 1])
     assert torch.allclose(raw, logits.log_softmax(-1)[:, 1])
+
+
+def test_what_is_likelier_is_counted_before_truncation():
+    """Ties are not likelier; the mass is that of the tempered distribution, and only a nucleus asks for it."""
+    logits, tokens = torch.tensor([[1.0, 3.0, 2.0, 2.0]] * 2), torch.tensor([2, 0])
+    count, mass = likelier(logits, tokens, SamplingParams(temperature=0.5, top_p=0.9))
+    assert count.tolist() == [1, 3]
+    probs = (logits[0] / 0.5).softmax(-1)
+    assert torch.allclose(mass, torch.stack([probs[1], probs[1:].sum()]))
+    assert likelier(logits, tokens, SamplingParams(top_k=2))[1].tolist() == [0.0, 0.0]
+
+
+def test_a_watched_decode_draws_the_same(model):
+    """Counting what is likelier changes no token; a row has as many counts as tokens, each below top_k."""
+    prompts, seeds = [[5, 6, 7], [8, 9]], [1, 2]
+    plain = generate(model, prompts, seeds, [4, 6], top_k=3)
+    watched = generate(model, prompts, seeds, [4, 6], top_k=3, watched=True)
+    assert (plain.token_ids, plain.log_probs, plain.likelier) == (watched.token_ids, watched.log_probs, None)
+    assert [len(row) for row in watched.likelier] == [4, 6]
+    assert all(count < 3 for row in watched.likelier for count in row)
 
 
 @pytest.mark.parametrize("params", [{"do_sample": False}, {"temperature": 0.0}])

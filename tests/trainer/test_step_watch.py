@@ -1,0 +1,84 @@
+"""What the trace says of an optimiser step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from lineage import hooks
+from lineage.trainer.step_watch import StepWatch
+
+
+@pytest.fixture
+def tracing(tmp_path):
+    """A recorder that traces."""
+    with hooks.recording(tmp_path) as recorder:
+        recorder.step(1)
+        yield
+
+
+def model():
+    """Two layers, of which the bias of the second is the smallest tensor, and an optimiser."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    return module, torch.optim.AdamW(module.parameters(), lr=0.5, weight_decay=0.1)
+
+
+def stepped(module, optimizer, watch, *, unused=(), dead=()):
+    """One step, in which some tensors have no gradient and some one of 0; what was watched and what is said of it."""
+    watch.begin()
+    optimizer.zero_grad()
+    assert watch.gradient() is None
+    module(torch.ones(1, 4)).sum().backward()
+    for name, parameter in module.named_parameters():
+        if name in unused:
+            parameter.grad = None
+        elif name in dead:
+            parameter.grad.zero_()
+    seen = watch.gradient()
+    optimizer.step()
+    return seen, watch.attrs()
+
+
+def test_a_step_says_what_it_was_given(tracing):
+    """The optimiser's settings and count, the watched number as it was, and which tensors had no gradient."""
+    module, optimizer = model()
+    watch = StepWatch(module, optimizer)
+    seen, attrs = stepped(module, optimizer, watch, unused=["0.bias"], dead=["1.weight"])
+    assert seen == 1.0 == float(attrs["gradient"])
+    assert (attrs["optimizer_steps"], attrs["without_gradient"], attrs["weak_gradient"]) == ("1", "0.bias", "1.weight")
+    assert (attrs["weight_decay"], attrs["betas"], attrs["maximize"]) == ("0.1", "0.9,0.999", "false")
+    optimizer.param_groups[0]["weight_decay"] = 0.2
+    later = stepped(module, optimizer, watch)[1]
+    assert (later["optimizer_steps"], later["without_gradient"], later["weight_decay"]) == ("2", "", "0.2")
+    assert "weak_gradient" not in later  # looked at once in a while
+
+
+def test_a_step_that_was_not_taken_says_so(tracing):
+    """Nothing was given; the learning rate is what it would have been, or what it was if somebody sets it back."""
+    module, optimizer = model()
+    watch = StepWatch(module, optimizer)
+    stepped(module, optimizer, watch)
+    optimizer.param_groups[0]["lr"] = 0.25
+    assert watch.lr == 0.5
+    watch.begin()
+    assert watch.lr == 0.25
+    assert watch.attrs()["optimizer_steps"] == "1"
+    assert not {"gradient", "without_gradient"} & watch.attrs().keys()
+
+
+def test_a_tensor_without_a_gradient_takes_no_step(tracing):
+    """Where it is the one that is watched the count does not move, and the row says why."""
+    module, optimizer = model()
+    watch = StepWatch(module, optimizer)
+    seen, attrs = stepped(module, optimizer, watch, unused=["1.bias"])
+    assert seen is None
+    assert (attrs["gradient"], attrs["optimizer_steps"]) == ("none", "0")
+
+
+def test_nothing_is_looked_at_untraced():
+    """Without a trace a step costs what it costs."""
+    module, optimizer = model()
+    watch = StepWatch(module, optimizer)
+    assert "gradient" not in stepped(module, optimizer, watch)[1]
