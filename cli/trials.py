@@ -35,6 +35,8 @@ _TRUE_WARNINGS: Mapping[str, tuple[str, ...]] = {
     "MSK002": (f"{_CORRECTION}.rollout_rs",),
     # and may leave no token of a mini-batch
     "MSK005": (f"{_CORRECTION}.rollout_rs",),
+    # a policy thrown that far has perplexities past every number
+    "VAL001": (f"{_ACTOR}.optim.lr=0.1",),
     # the tiny model of the tools answers the sessions of a group alike, as every model does where little is left to
     # chance; one that was never trained is right at nothing
     "REW004": (

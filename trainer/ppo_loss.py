@@ -57,8 +57,8 @@ class Term:
     tokens: Tensor
 
 
-#: what says which KL was taken: sums over the tokens of ``r = ref_log_prob - log_prob``, of its square, of what k3 makes
-#: of it, and the greatest; only while tracing
+#: what says which KL was taken: sums over the tokens of ``r = ref_log_prob - log_prob``, of its square and of what k3
+#: makes of it, and the greatest; only while tracing
 KL_SUMS = ("kl_gap", "kl_gap_squared", "kl_excess", "kl_gap_most")
 
 # terms and watched sums of a micro-batch on the host

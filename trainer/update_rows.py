@@ -28,8 +28,8 @@ class PassedBack:
 
     Attributes:
         value: the loss it began with.
-        before, after: the watched number of the gradient (``step_watch``), on the host or on the device; None where there
-            is none, or no trace.
+        before, after: the watched number of the gradient (``step_watch``), on the host or on the device; None where
+            there is none, or no trace.
     """
 
     value: Tensor

@@ -1,7 +1,7 @@
 -- code: LGP001
 -- name: log-probs are log-probs
 -- severity: error
--- says: On policy tokens a log-prob is finite and at most 0 (1e-4 of roundoff); the sampler's are exactly 0 outside the mask; a batch sampled at a temperature above 0 is not all zeros, unless the policy is as certain of its tokens by its entropy, or where it is trained.
+-- says: On policy tokens a log-prob is finite and at most 0 (1e-4 of roundoff); the sampler's are exactly 0 outside the mask; a batch sampled at a temperature above 0.1, of more tokens than the best, is not all zeros, unless the policy is as certain of its tokens by its entropy, or where it is trained.
 -- needs: key, nonfinite_in, max_in
 -- fields:
 -- examines: select sum(n) from events where entity = 'trajectory' and op <> 'compare' and field in ('log_probs', 'old_log_probs', 'ref_log_prob', 'rollout_log_probs') and nonfinite_in is not null
@@ -29,6 +29,8 @@ select rid,
     field = 'rollout_log_probs' and op = 'produce' as whose,
     low = 0 and high = 0 and masked >= 16 and partition is distinct from 'val' and stage <> 'validate'
         and field <> 'log_probs' and coalesce(setting(run_id, 'actor_rollout_ref.rollout.do_sample'), 'true') <> 'false'
+        and coalesce(try_cast(setting(run_id, 'actor_rollout_ref.rollout.temperature') as double), 1) > 0.1
+        and coalesce(setting(run_id, 'actor_rollout_ref.rollout.top_k'), '-1') <> '1'
         and step_id not in (select step_id from certain_steps)
         as empty
 from events

@@ -77,7 +77,7 @@ union all
 select o.rid, e.key,
     case when o.greedy then 'the likeliest token' when o.field = 'likelier' then printf('one of the top_k %d', o.top_k)
         else printf('one of the nucleus of %g', o.top_p) end,
-    case when o.field = 'likelier' then printf('one with %d likelier', cast(e.max_in as bigint))
+    case when o.greedy then 'another' when o.field = 'likelier' then printf('one with %d likelier', cast(e.max_in as bigint))
         else printf('one with %.6g of the probability likelier', e.max_in) end,
     case when o.val then 'drawn in validation' else 'drawn in training' end, null
 from outside_support as o join elements as e using (rid)

@@ -45,7 +45,7 @@ def _rescaled(name: str, factor: float) -> Callable[..., MicroLoss]:
 
 @fault("LOS004", "update_actor", ENTROPY)
 def entropy_bonus_is_a_penalty() -> Seams:
-    """The entropy is added to the loss where it is to be taken off: the policy collapses faster the larger the bonus."""
+    """The entropy is added to the loss where it is to be taken off: the policy collapses the faster for its bonus."""
     return {LOSS: _rescaled("entropy_loss", -1.0)}
 
 

@@ -95,16 +95,17 @@ def likelier(logits: Tensor, tokens: Tensor, params: SamplingParams) -> tuple[Te
 
     Returns:
         ``(rows,)`` each: how many tokens are likelier, and the probability of those together, before truncation. A
-        token kept by top_k has less than top_k of them, one of the nucleus has less than top_p, a greedy one has none.
+        token kept by top_k has less than top_k of them, one of the nucleus has less than top_p, a greedy one has none:
+        of that 1 says that there are some.
     """
-    scaled = logits / params.temperature if params.temperature > 0 else logits
-    above = scaled > scaled.gather(-1, tokens.unsqueeze(-1))
-    mass = (
-        scaled.softmax(dim=-1).masked_fill(~above, 0.0).sum(dim=-1)
-        if params.top_p < 1.0
-        else scaled.new_zeros(len(tokens))
-    )
-    return above.sum(dim=-1), mass
+    scaled = logits if params.temperature in (0, 1) else logits / params.temperature
+    chosen = scaled.gather(-1, tokens.unsqueeze(-1))
+    none = scaled.new_zeros(len(tokens))
+    if params.greedy:  # one pass over the vocabulary instead of three: there is one, or there is none
+        return (scaled.amax(dim=-1, keepdim=True) > chosen).squeeze(-1).int(), none
+    above = scaled > chosen
+    mass = scaled.softmax(dim=-1).masked_fill(~above, 0.0).sum(dim=-1) if params.top_p < 1.0 else none
+    return above.view(torch.uint8).sum(dim=-1, dtype=torch.int32), mass
 
 
 @torch.no_grad()
