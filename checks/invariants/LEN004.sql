@@ -9,7 +9,7 @@
 -- source: verl's response window of full-sequence log-probs
 -- causes: Log-probs of a token stand at the token before it; the cut began at prompt_len, or all rows were cut at one place although their prompts differ; what was cut was put back in another order than the keys.
 -- reports: modelscope/ms-swift#3069, modelscope/ms-swift#7066, verl-project/verl#1440
--- faults: cut_a_token_late, masked_before_the_order_was_undone, one_prompt_length_for_all, reference_cut_a_token_early
+-- faults: cut_a_token_late, masked_before_the_order_was_undone, old_log_probs_of_the_next_row, one_prompt_length_for_all, reference_cut_a_token_early, reference_of_the_next_row, rolled_after_the_cut
 create or replace temp table windows_cut as
 select r.rid, arg_max(s.rid, s.ord) as was
 from events as r

@@ -9,7 +9,7 @@
 -- source: TRL and verl divide logits by the sampling temperature before every log-prob; verl's agent loops replace rollout's parameters by val_kwargs
 -- causes: One producer reads another setting than the sampler, or none; a validation was asked with the parameters of the training, or the engine ignores one; the module was left in training mode by the update.
 -- reports: THUDM/slime#2085, huggingface/trl#3029, verl-project/verl#3133, verl-project/verl#4708
--- faults: old_log_probs_without_temperature, reference_at_another_temperature, scored_in_training_mode, update_without_temperature
+-- faults: greedy_is_lost_on_the_way, old_log_probs_without_temperature, reference_at_another_temperature, scored_in_training_mode, the_engines_own_defaults, the_nucleus_has_no_effect, top_k_has_no_effect, update_without_temperature, validation_samples_like_training
 create or replace temp table draws as
 select e.rid, e.run_id, coalesce(e.partition, '') = 'val' as val, e.field, e.high,
     e.sampling.temperature as temperature, coalesce(e.sampling.top_p, 1) as top_p,

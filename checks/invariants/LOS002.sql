@@ -9,7 +9,7 @@
 -- source: verl's agg_loss; losses scaled by the context-parallel size, by micro-batches or by ranks seen in SkyRL and slime
 -- causes: A term kept its own mask, or none; the loss was scaled once more for ranks, gradient accumulation or a scheduler; a micro-batch was left out; gradients were not zeroed before a mini-batch, or were between its micro-batches.
 -- reports: NVIDIA-NeMo/RL#3791, NovaSky-AI/SkyRL#1751, THUDM/slime#987, allenai/open-instruct#535
--- faults: entropy_bonus_times_micro_batches, kl_logged_and_not_added, kl_over_everything, last_micro_batch_weighs_half, loss_times_the_ranks
+-- faults: entropy_bonus_times_micro_batches, gradient_is_averaged_as_it_grows, gradients_are_never_zeroed, kl_logged_and_not_added, kl_over_everything, last_micro_batch_is_the_gradient, last_micro_batch_weighs_half, loss_times_the_ranks
 create or replace temp table micro_terms as
 select rid, run_id, process, global_steps, ppo_epoch, update_index, micro_batch, coord.dp as dp, ord,
     loss.term as term, loss.mode as mode, loss.tokens as tokens, loss.numerator as numerator,

@@ -8,7 +8,7 @@
 -- subsumed_by: LOS002, LGP001, LGP002, LGP003, LGP004, LGP005, LGP008, LGP009, LEN004, QUE003, VER004, LOS001, KEY003, VAL001
 -- source: PPO (arXiv:1707.06347): the first ratio is 1; verl skips a step whose gradient is not finite
 -- causes: The update scores under other conditions than the old log-probs were made under (dropout, temperature, positions, autocast), or a bad gradient was stepped on, or dropped without a word; the schedule moves with every mini-batch or began again, the optimiser's state was lost, it steps twice, or the clip reaches nothing.
--- faults: skipped_steps_are_not_counted, skipped_without_a_word, update_under_autocast
+-- faults: clip_reaches_nothing, decay_of_the_default, gradient_divided_by_micro_batches, gradient_is_climbed, learning_rate_times_ten, optimizer_begins_again_at_a_step, optimizer_state_is_lost, optimizer_steps_twice, schedule_moves_with_every_mini_batch, skipped_steps_are_not_counted, skipped_without_a_word, update_under_autocast, warm_up_begins_again
 create or replace temp table first_pairs as
 select e.rid, band(e.run_id) as band, sum(p.absdiff_sum) as off, sum(p.n_in) as tokens
 from events as e

@@ -8,7 +8,7 @@
 -- subsumed_by: LGP006, LGP001, LOS003
 -- source: KL in the loss is there for its gradient; detached estimators, a reference that follows the actor
 -- causes: The KL was taken under no_grad, of detached log-probs, or against a reference that is the actor; its coefficient was lost on the way; a bonus is added where it is to be taken off, or by a coefficient of another run.
--- faults: kl_without_gradient, policy_loss_without_gradient
+-- faults: entropy_bonus_is_a_penalty, entropy_bonus_never_arrives, kl_coefficient_of_another_run, kl_nobody_asked_for, kl_pushes_away_from_the_reference, kl_without_gradient, policy_loss_at_half_its_weight, policy_loss_without_gradient
 create or replace temp table kl_runs as
 select run_id, try_cast(setting(run_id, 'actor_rollout_ref.actor.kl_loss_coef') as double) as coef
 from (select distinct run_id from events where loss is not null)

@@ -9,7 +9,7 @@
 -- source: the seeds' session score by the last output; verl 0.9.1 scores sessions of several outputs on an empty string
 -- causes: The scorer was handed the prompt, one turn, an earlier output or nothing at all; a response cut or decoded for another row, or the dataset row of another prompt.
 -- reports: modelscope/ms-swift#10149, rllm-org/rllm#663, verl-project/verl#6392
--- faults: the_first_output_is_scored, the_scorer_counts_turns, the_scorer_is_given_nothing, the_scorer_is_given_the_row_of_another_prompt, the_scorer_loses_the_end_token, the_scorer_reads_another_sessions_answer, the_scorer_reads_what_others_wrote
+-- faults: the_first_output_is_scored, the_manager_caches_the_ground_truth, the_manager_cuts_what_it_decodes, the_manager_keeps_the_first_answer, the_next_row_of_the_batch_is_scored, the_scorer_counts_turns, the_scorer_is_given_nothing, the_scorer_is_given_the_row_of_another_prompt, the_scorer_loses_the_end_token, the_scorer_reads_another_sessions_answer, the_scorer_reads_what_others_wrote
 insert into suspects
 select rid
 from events join expected using (k)

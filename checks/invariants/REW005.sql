@@ -9,7 +9,7 @@
 -- source: verl's fit: apply_kl_penalty, or token_level_rewards = token_level_scores; the adaptive controller of arXiv:1909.08593
 -- causes: A penalty was taken off although the run has none, the KL was not masked, or the rewards were shaped in place and the scores with them; the controller was never told the KL, told another one, or made anew.
 -- reports: THUDM/slime#1372
--- faults: a_penalty_the_run_has_not, penalty_is_added, the_penalty_is_not_masked
+-- faults: a_controller_for_each_batch, a_penalty_the_run_has_not, penalty_is_added, the_coefficient_moves_the_wrong_way, the_coefficient_never_moves, the_coefficient_of_another_run, the_controller_is_told_a_sum, the_horizon_counts_padding, the_penalty_is_not_masked
 create or replace temp table rewarded as
 select r.rid, s.rid as scores_rid, q.kl, r.c, s.c as scores_c, r.outside, s.outside as scores_outside,
     -- where a rejection took tokens out since, what the KL left there is REW007's

@@ -9,7 +9,7 @@
 -- source: the proximal anchor of PPO; verl computes it once a batch, before the first mini-batch
 -- causes: The anchor was computed after the policy had moved, for the last part of a batch that does not divide or again in each epoch, or by another copy of the weights; or the pass that made it was given something else than the others (positions, attention mask, dropout).
 -- reports: huggingface/trl#3493
--- faults: anchor_has_the_next_version, later_mini_batches_anchor_themselves
+-- faults: anchor_has_the_next_version, anchor_of_a_copy_that_decays, anchor_of_weights_in_fewer_bits, later_mini_batches_anchor_themselves
 create or replace temp table anchors as
 select rid, ord, run_id, global_steps, k, n, weights.version as version, weights.phase as phase,
     synchronous(run_id) as in_turn

@@ -9,7 +9,7 @@
 -- source: a frozen base under an adapter; optimiser steps move what trains
 -- causes: The weights that are published come from a copy that is not the one that trains, an adapter is left out of them, merging and unmerging it changed the base, or a tensor is in no group of the optimiser, or is written back after the step.
 -- reports: huggingface/trl#6688, modelscope/ms-swift#8275, modelscope/ms-swift#9855
--- faults: adapter_is_never_sent, decay_reaches_what_is_frozen, stale_head_is_sent, weights_are_copied_before_the_step
+-- faults: adapter_is_never_sent, decay_reaches_what_is_frozen, embedding_is_in_no_group, one_layer_is_written_back, one_norm_is_written_back, stale_head_is_sent, weights_are_copied_before_the_step
 create or replace temp table actor_sides as
 select rid, ord, coalesce(run_id, '') as run, global_steps, stage, op, dtype, c
 from events

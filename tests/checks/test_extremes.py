@@ -38,13 +38,24 @@ def row(stage: str, op: str, field: str, entity: str = "trajectory", **columns: 
 def sums(stage: str, op: str, field: str, added: list[float], **columns: Any) -> synthetic.Row:
     """Log-probs of :data:`TOKENS` that add up to so much."""
     low = [2 * one / tokens for one, tokens in zip(added, TOKENS, strict=True)]
-    values = {"sum_in": added, "mask_sum": TOKENS, "valid_length": TOKENS, "min_in": low, "max_in": [-0.1, -0.1]}
+    values: dict[str, Any] = {
+        "sum_in": added,
+        "mask_sum": TOKENS,
+        "valid_length": TOKENS,
+        "min_in": low,
+        "max_in": [-0.1, -0.1],
+    }
     return row(stage, op, field, span="response", **(values | columns))
 
 
 def compared(field: str, against: str, far: float, stage: str = "update_actor", **columns: Any) -> synthetic.Row:
     """Two sides whose tokens are ``far`` apart at most, and half of that in the mean."""
-    values = {"absdiff_sum": [150 * far, 150 * far], "absdiff_max": [far, far], "n_in": TOKENS, "n_equal": [0, 0]}
+    values: dict[str, Any] = {
+        "absdiff_sum": [150 * far, 150 * far],
+        "absdiff_max": [far, far],
+        "n_in": TOKENS,
+        "n_equal": [0, 0],
+    }
     return row(stage, "compare", field, against=against, span="response", **values, **columns)
 
 
