@@ -231,11 +231,19 @@ def attempt_together(trials: Sequence[Trial], folder: Path, keep: bool = False) 
             if _stem(trial) in found:
                 done[trial] = _unlike_its_twin(_outcome(trial, found[_stem(trial)], seconds[trial], each), Path(name))
             if trial not in done or not (done[trial].result.good or done[trial].error):
-                done[trial] = attempt(trial, Path(name), keep=True)
+                done[trial] = _alone(trial, done.get(trial), Path(name))
         if keep:
             for file in Path(name).glob("*.parquet"):
                 file.replace(folder / file.name)
     return [done[trial] for trial in trials]
+
+
+def _alone(trial: Trial, together: Outcome | None, folder: Path) -> Outcome:
+    """A trial by itself, for its headline; what was said of a clean run beside others is a false alarm all the same."""
+    done = attempt(trial, folder, keep=True)
+    if together is None or trial.kind is not Kind.CLEAN or not done.result.good:
+        return done
+    return replace(done, result=together.result, blamed=together.blamed, error=f"only beside other runs: {together.blamed}")
 
 
 def attempt(trial: Trial, folder: Path, keep: bool = False) -> Outcome:
