@@ -36,7 +36,8 @@ class Words:
     def has(self, column: str, *words: str) -> Wanted:
         """Rows with one of these words in that column."""
         distinct, at = getattr(self, column)
-        return np.array([text in words for text in distinct.tolist()], dtype=bool)[at]
+        found: Wanted = np.array([text in words for text in distinct.tolist()], dtype=bool)[at]
+        return found
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,8 @@ def _python(table: pa.Table, name: str, rows: NDArray[Any]) -> list[Any]:
 def texts(table: pa.Table, name: str) -> NDArray[Any]:
     """A text column as ``(rows,)`` of text; empty where there is none."""
     distinct, at = coded(table, name)
-    return distinct[at]
+    found: NDArray[Any] = distinct[at]
+    return found
 
 
 def coded(table: pa.Table, name: str) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -243,7 +243,8 @@ def _alone(trial: Trial, together: Outcome | None, folder: Path) -> Outcome:
     done = attempt(trial, folder, keep=True)
     if together is None or trial.kind is not Kind.CLEAN or not done.result.good:
         return done
-    return replace(done, result=together.result, blamed=together.blamed, error=f"only beside other runs: {together.blamed}")
+    beside = f"only beside other runs: {together.blamed}"
+    return replace(done, result=together.result, blamed=together.blamed, error=beside)
 
 
 def attempt(trial: Trial, folder: Path, keep: bool = False) -> Outcome:

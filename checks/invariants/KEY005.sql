@@ -59,11 +59,11 @@ batch_keys as (
         and ((e.stage = 'sample' and e.op = 'produce') or (e.stage = 'balance' and e.op = 'pad'))
     group by all
 ),
+doubted as materialized (select taking, step_id, k from takings where taking in (select taking from doubtful)),
+-- else DuckDB counts the keys of every list before it asks which are wanted
+doubted_keys as materialized (select k, id from keyed where k in (select k from doubted)),
 taken_keys as (
-    select taking, step_id, id, count(*) as times
-    from takings join keyed using (k)
-    where taking in (select taking from doubtful)
-    group by all
+    select taking, step_id, id, count(*) as times from doubted join doubted_keys using (k) group by all
 ),
 partial as (
     select d.rid, coalesce(b.id, t.id) as id, coalesce(b.times, 0) as given, coalesce(t.times, 0) as taken

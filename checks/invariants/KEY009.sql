@@ -35,8 +35,8 @@ from (
         and b.step_id in (select step_id from sampled)
     qualify count(*) over (partition by b.step_id, k.group_id, b.responses_fp, b.response_len) > 1
 );
-with sessions as (
-    select b.step_id, s.rid, k.key, k.uid, k.group_id, k.session_id, b.responses_fp, b.response_len,
+with sessions as materialized (
+    select b.step_id, s.rid, id, k.group_id, k.session_id, b.responses_fp, b.response_len,
         least(0, c.sum_in + coalesce(c.mask_sum, b.response_len) * s.nucleus) as log_p
     from token_sum_cells as c
     join sampled as s using (rid)
@@ -44,18 +44,29 @@ with sessions as (
     join base as b using (id)
     where k."index" = 0 and not b.is_padding and s.step_id in (select step_id from repeated)
 ),
+several as materialized (
+    select step_id, group_id, responses_fp, response_len, count(*) as times from sessions group by all having count(*) > 1
+),
 judged as (
-    select *, row_number() over (partition by step_id, group_id, responses_fp, response_len order by session_id) as copy,
-        first_value(key) over (partition by step_id, group_id, responses_fp, response_len order by session_id) as first_key,
-        -- of an answer of chance p, (n - 1) / 2 * p is its part of the pairs of n sessions that are expected to be alike
-        sum(exp(log_p)) over (partition by step_id, group_id) * (count(*) over (partition by step_id, group_id) - 1) / 2
-            / count(*) over (partition by step_id, group_id) as expected_share
-    from sessions
+    select s.*, key, row_number() over same as copy, first_value(key) over same as first_key
+    from sessions as s
+    join several as a
+        on a.step_id = s.step_id and a.group_id = s.group_id and a.responses_fp is not distinct from s.responses_fp
+        and a.response_len is not distinct from s.response_len
+    join keys on keys.id = s.id
+    window same as (partition by s.step_id, s.group_id, s.responses_fp, s.response_len order by s.session_id)
 ),
 steps as (
-    select step_id, count(*) filter (copy > 1) as copies, sum(expected_share) as expected
-    from judged
-    group by step_id
+    select step_id, copies, expected
+    from (select step_id, sum(times - 1) as copies from several group by step_id)
+    join (
+        select step_id, sum(expected) as expected
+        from (
+            -- of an answer of chance p, (n - 1) / 2 * p is its part of the pairs of n sessions that are expected to be alike
+            select step_id, sum(exp(log_p)) * (count(*) - 1) / 2 as expected from sessions group by step_id, group_id
+        )
+        group by step_id
+    ) using (step_id)
 )
 select rid, key, 'an answer of its own' as expected, 'that of ' || first_key as actual,
     case when log_p < -20 then printf('%d tokens, log-probs sum to %.1f', response_len, log_p)

@@ -40,10 +40,17 @@ with read as (
         coalesce(try_cast(setting(run_id, 'actor_rollout_ref.actor.optim.lr_warmup_steps_ratio') as double), 0) as ratio,
         coalesce(try_cast(setting(run_id, 'actor_rollout_ref.actor.optim.min_lr_ratio') as double), 0) as least,
         coalesce(try_cast(setting(run_id, 'actor_rollout_ref.actor.optim.num_cycles') as double), 0.5) as cycles,
-        -- a schedule that counts from 1, or warms up from more than 0, is another one
+        -- a schedule that counts from 1, warms up from more than 0 or is named by another engine's setting is another one
         synchronous(run_id)
+            and coalesce(setting(run_id, 'actor_rollout_ref.actor.optim.lr_scheduler_type'), 'constant') in ('constant', 'cosine')
             and coalesce(setting(run_id, 'actor_rollout_ref.actor.optim.zero_indexed_step'), 'true') = 'true'
-            and coalesce(try_cast(setting(run_id, 'actor_rollout_ref.actor.optim.init_lr_ratio') as double), 0) = 0 as known
+            and coalesce(try_cast(setting(run_id, 'actor_rollout_ref.actor.optim.init_lr_ratio') as double), 0) = 0
+            and coalesce(
+                setting(run_id, 'actor_rollout_ref.actor.optim.warmup_style'),
+                setting(run_id, 'actor_rollout_ref.actor.optim.lr_decay_style'),
+                setting(run_id, 'actor_rollout_ref.actor.optim.lr_decay_ratio'),
+                setting(run_id, 'actor_rollout_ref.actor.optim.decay_type')
+            ) is null as known
     from (select distinct run_id from optimizer_steps)
 ),
 made as (

@@ -35,7 +35,7 @@ settings as (
         try_cast(setting(run_id, 'actor_rollout_ref.actor.clip_ratio_c') as double) as dual
     from (select distinct run_id from row_losses)
 )
-select r.*, a.added, a.least, a.greatest, a.tokens, w.weight, s.band,
+select r.rid, r.id, r.sum_in, r.min_in, r.max_in, r.mask_sum, a.added, a.least, a.tokens, w.weight, s.band,
     not s.bypass and r.update_index = b.first_update and (not s.weighed or w.weight is not null) as first,
     a.least = a.greatest as flat, s.vanilla and not s.weighed and s.clip is not null as bounded,
     greatest(abs(a.least), abs(a.greatest)) as size, 1 + coalesce(s.high, s.clip) as top, 1 - coalesce(s.low, s.clip) as bottom,

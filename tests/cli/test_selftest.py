@@ -212,7 +212,24 @@ def test_a_warning_that_is_true_of_the_configuration_is_none() -> None:
     rejecting = Trial(Kind.CLEAN, "rejecting", ("+algorithm.rollout_correction.rollout_rs=token_k1",))
     assert trials._clean(rejecting, warned)
     assert not trials._clean(Trial(Kind.CLEAN, "lab"), warned)
-    assert not trials._clean(rejecting, replace(warned, warned=(Place("MSK005", "update_actor", 1),)))
+    assert not trials._clean(rejecting, replace(warned, warned=(Place("LOS004", "update_actor", 1),)))
+    alike = replace(warned, warned=(Place("REW004", "sample", 2),))
+    for temperature, clean in (("0.01", True), ("0.7", False)):
+        setting = f"actor_rollout_ref.rollout.temperature={temperature}"
+        assert trials._clean(Trial(Kind.CLEAN, "drawn", (setting,)), alike) is clean
+
+
+def test_a_clean_run_that_alarms_beside_others_alone_is_a_false_alarm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: Callable[[Path, Path], None]
+) -> None:
+    """It is judged again by itself for its headline, and not acquitted by that."""
+    recorded(GOOD, GOOD)
+    place = Place("QUE003", "reward", 2)
+    fails = Judgement(place, (), {}, clean=False)
+    monkeypatch.setattr(trials, "judged_together", lambda _, names: dict.fromkeys(names, fails))
+    (done,) = attempt_together([Trial(Kind.CLEAN, "lab")], tmp_path)
+    assert (done.result, done.blamed) == (Result.FALSE_ALARM, place)
+    assert done.error == "only beside other runs: QUE003 at reward, step 2"
 
 
 @pytest.mark.parametrize(("clean", "result"), [(GOOD, Result.CAUGHT), (WARNS, Result.MISSED)])
