@@ -72,10 +72,9 @@ class Checkpoint:
     extra_state: dict[str, Any]
     data: dict[str, Any]
 
-    @property
-    def optimizer_steps(self) -> int:
-        """Steps its optimiser had taken."""
-        return max((int(state.get("step", 0)) for state in self.optimizer["state"].values()), default=0)
+    def optimizer_steps(self, position: int) -> int:
+        """Steps its optimiser had taken with one of its parameters: with one that gets no gradient it takes none."""
+        return int(self.optimizer["state"].get(position, {}).get("step", 0))
 
 
 # ------------------------------------------------------------------------------------------------------------- save

@@ -28,6 +28,9 @@ class StepWatch:
     Args:
         module: the model, for the names of its parameters.
         optimizer: of some of them.
+
+    Attributes:
+        position: of the watched tensor among those of the optimiser.
     """
 
     def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
@@ -36,7 +39,8 @@ class StepWatch:
         names = {id(parameter): name for name, parameter in module.named_parameters()}
         self._names = [names.get(id(parameter), "") for parameter in self._trained]
         # of equal ones the last: of an adapter the first has no gradient before the second has moved
-        self._watched = min(reversed(self._trained), key=lambda parameter: parameter.numel())
+        self.position = min(reversed(range(len(self._trained))), key=lambda at: self._trained[at].numel())
+        self._watched = self._trained[self.position]
         self._lr: float | None = None
         self._given: float | Tensor | None = None
         self._without: list[str] = []

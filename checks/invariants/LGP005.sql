@@ -12,8 +12,8 @@
 -- faults: greedy_is_lost_on_the_way, old_log_probs_without_temperature, reference_at_another_temperature, scored_in_training_mode, the_engines_own_defaults, the_nucleus_has_no_effect, top_k_has_no_effect, update_without_temperature, validation_samples_like_training
 create or replace temp table draws as
 select e.rid, e.run_id, coalesce(e.partition, '') = 'val' as val, e.field, e.high,
-    e.sampling.temperature as temperature, coalesce(e.sampling.top_p, 1) as top_p,
-    case when e.sampling.top_k > 0 then e.sampling.top_k else 0 end as top_k,
+    e.sampling.temperature as temperature, e.sampling.top_p as top_p,
+    case when e.sampling.top_k > 0 then e.sampling.top_k when e.sampling.top_k is not null then 0 end as top_k,
     not e.sampling.do_sample or e.sampling.temperature = 0 as greedy
 from events as e
 where e.op = 'generate' and e.stage = 'rollout' and e.sampling is not null and e.n > 0;
@@ -32,7 +32,12 @@ select run_id, val, rtrim(section, '.') as section,
     coalesce(setting(run_id, 'algorithm.adv_estimator'), '') = 'remax' as remax,
     coalesce(setting(run_id, 'actor_rollout_ref.rollout.agent.agent_loop_config_path'), '') = ''
         and coalesce(setting(run_id, 'actor_rollout_ref.rollout.agent.default_agent_loop'), 'single_turn_agent')
-            in ('single_turn_agent', 'tool_agent') as own
+            in ('single_turn_agent', 'tool_agent')
+        and not exists (
+            select 1 from events as e
+            where e.stage = 'dataset' and e.run_id is not distinct from sections.run_id
+                and not list_has_all(['single_turn_agent', 'tool_agent'], string_split(e.attrs['agent_name'], ','))
+        ) as own
 from sections;
 create or replace temp table outside_support as
 select rid, val, case when greedy then 1 when field = 'likelier' then top_k else top_p + 1e-4 end as bound, greedy, field,
@@ -65,13 +70,13 @@ union all
 select d.rid, null,
     case when c.greedy then 'greedy' else printf('temperature %g, top_p %g, ', c.temperature, c.top_p)
         || case when c.top_k > 0 then printf('top_k %d', c.top_k) else 'no top_k' end end || ', as ' || c.section,
-    case when d.greedy then 'greedy' else printf('temperature %g, top_p %g, ', d.temperature, d.top_p)
-        || case when d.top_k > 0 then printf('top_k %d', d.top_k) else 'no top_k' end end,
+    case when d.greedy then 'greedy' else printf('temperature %g', d.temperature) || coalesce(printf(', top_p %g', d.top_p), '')
+        || case when d.top_k > 0 then printf(', top_k %d', d.top_k) when d.top_k = 0 then ', no top_k' else '' end end,
     case when d.val then 'drawn in validation' else 'drawn in training' end, case when not c.own then 'warning' end
 from draws as d join configured as c on c.run_id is not distinct from d.run_id and c.val = d.val
 where d.field = 'responses' and c.temperature is not null
     -- the one most probable token, however it is said
-    and not ((d.greedy or d.top_k = 1) and (c.greedy or c.top_k = 1 or (c.remax and not d.val)))
+    and not ((d.greedy or coalesce(d.top_k = 1, false)) and (c.greedy or c.top_k = 1 or (c.remax and not d.val)))
     and (d.greedy <> c.greedy or abs(d.temperature - c.temperature) > 1e-6 or abs(d.top_p - c.top_p) > 1e-6 or d.top_k <> c.top_k)
 union all
 select o.rid, e.key,

@@ -34,7 +34,12 @@ select p.*, band(e.run_id) as band,
     coalesce((
         select arg_max(s.moved, s.ord) from actor_syncs as s
         where s.run_id is not distinct from e.run_id and s.ord < e.ord
-    ), false) as moved
+    ), false)
+    -- by less than that a few weights change in their last bits, and no log-prob need show it
+    and coalesce((
+        select max(o.optim.lr) from events as o
+        where o.op = 'optim_step' and o.run_id is not distinct from e.run_id and o.ord < e.ord
+    ), 1) >= said('weights.seen_lr') as moved
 from pairs as p join events as e using (rid)
 where e.stage = 'ref_log_prob';
 create or replace temp table copied_rows as

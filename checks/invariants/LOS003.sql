@@ -113,7 +113,7 @@ goes_on as (
     )
 ),
 stepped_from as (
-    select s.rid, s.clip, s.norm, try_cast(s.given as double) as given, arg_max(l.after, l.ord) as left_behind
+    select s.rid, s.run_id, s.clip, s.norm, try_cast(s.given as double) as given, arg_max(l.after, l.ord) as left_behind
     from optimizer_steps as s
     join (
         select run_id, process, global_steps, update_index, ord, try_cast(attrs['gradient_after'] as double) as after
@@ -122,10 +122,13 @@ stepped_from as (
         on l.run_id is not distinct from s.run_id and l.process is not distinct from s.process
         and l.global_steps = s.global_steps and l.update_index = s.update_index
     where s.given is not null and s.given <> 'none'
-    group by s.rid, s.clip, s.norm, s.given
+    group by s.rid, s.run_id, s.clip, s.norm, s.given
 ),
 clipped as (
-    select *, left_behind * least(1, clip / (norm + 1e-6)) as whole from stepped_from
+    -- float16 has no number nearer to 0 than 6e-8, and is coarse beside it
+    select *, left_behind * least(1, clip / (norm + 1e-6)) as whole,
+        if(setting(run_id, 'actor_rollout_ref.actor.fsdp_config.model_dtype') in ('fp16', 'float16'), 1e-7, 1e-30) as least
+    from stepped_from
 ),
 steps as (
     select run_id, global_steps, count(*) filter (optim.skipped) as skipped, max(rid) as rid
@@ -204,4 +207,4 @@ select rid, 'gradient', printf('%.6g', whole), printf('%.6g', given),
     end,
     null
 from clipped
-where abs(given - whole) > 1e-2 * abs(whole) + 1e-30
+where abs(given - whole) > 1e-2 * abs(whole) + least

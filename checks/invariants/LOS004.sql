@@ -67,15 +67,17 @@ where stage = 'update_actor' and op = 'forward' and field in ('pg_loss', 'kl_los
 union all
 select s.rid, a.term, printf('a term of coefficient %g', a.coefficient), 'none in the ledger', null,
     -- who keeps no whole ledger may have left it out of the trace alone
-    case when not a.whole and a.term not in (select unnest(terms) from terms_seen) then 'warning' end
+    case when not a.whole and not exists (
+        select 1 from terms_seen as o where o.run_id is not distinct from s.run_id and list_contains(o.terms, a.term)
+    ) then 'warning' end
 from terms_seen as s join asked_terms as a on a.run_id is not distinct from s.run_id
 where a.coefficient <> 0 and not list_contains(s.terms, a.term)
 union all
 select e.rid, a.term, printf('coefficient %g', a.coefficient), printf('%g', e.loss.scale),
     case when e.loss.scale = -a.coefficient then 'the other sign' end, null
 from events as e join asked_terms as a on a.run_id is not distinct from e.run_id and a.term = e.loss.term
--- an entropy is not below 0: a bonus whose numerators are has its sign there
-where abs(e.loss.scale * if(a.term = 'entropy_loss' and e.loss.numerator < 0, -1, 1) - a.coefficient)
+-- an entropy is not below 0 but for rounding: a bonus whose numerators are has its sign there
+where abs(e.loss.scale * if(a.term = 'entropy_loss' and e.loss.numerator < -1e-5 * e.loss.tokens, -1, 1) - a.coefficient)
     > 1e-6 * abs(a.coefficient)
 union all
 select e.rid, e.loss.term, 'no such term', printf('coefficient %g', e.loss.scale), null, null

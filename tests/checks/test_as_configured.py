@@ -60,7 +60,8 @@ OWN_LOOP = {"agent": {"default_agent_loop": "mine"}}
         ({"temperature": 0.7}, {}, Kind.FAIL, 0),
         ({"top_k": 0}, {"top_k": -1, "top_p": 1.0}, Kind.PASS, 0),
         ({"top_k": 1}, {"do_sample": False}, Kind.PASS, 0),
-        ({"top_k": 4, **OWN_LOOP}, {}, Kind.PASS, 1),
+        ({"top_p": 0.9, "top_k": 4}, {}, Kind.PASS, 0),  # the engine does not say
+        ({"top_k": 4, **OWN_LOOP}, {"top_k": -1}, Kind.PASS, 1),
         ({"val_kwargs": GREEDY}, {"partition": "val", "do_sample": False}, Kind.PASS, 0),
         ({"val_kwargs": GREEDY}, {"partition": "val"}, Kind.FAIL, 0),
         ({"temperature": 0.7, "val_kwargs": {"temperature": 1.0}}, {"partition": "val"}, Kind.PASS, 0),
@@ -72,6 +73,14 @@ def test_requests_are_drawn_as_configured(
     """One likeliest token may be said in several ways; a loop of the user's own may ask as it likes."""
     verdict = judge("LGP005", [drawn(**asked)], rollout(**settings))
     assert (verdict.kind, verdict.warnings) == (kind, warnings)
+
+
+def test_a_row_may_name_a_loop_of_its_own(judge: Judge) -> None:
+    """As a configuration may: the trace has the names that rows ask for."""
+    for names, kind, warnings in (("single_turn_agent,tool_agent", Kind.FAIL, 0), ("loop.py:Mine", Kind.PASS, 1)):
+        asked = row("dataset", "produce", "index", map_attrs=[("agent_name", names)])
+        verdict = judge("LGP005", [asked, drawn()], rollout(temperature=0.7))
+        assert (verdict.kind, verdict.warnings) == (kind, warnings)
 
 
 def test_a_greedy_baseline_is_no_sample(judge: Judge) -> None:

@@ -144,7 +144,7 @@ class HFRollout:
             params,
             eos_token_ids=self.eos_token_ids,
             pad_token_id=self.pad_token_id,
-            watched=hooks.recorder().enabled and params.narrowed,
+            watched=hooks.recorder().tracing and params.narrowed,
         )
         outputs = [
             TokenOutput(ids, scores, "stop" if ended else "length", len(ids), {"global_steps": self.version})

@@ -61,7 +61,7 @@ def load(parts: Parts, run_folder: Path) -> int:
     step = taken = 0
     if path is not None:
         checkpoint = read_checkpoint(path)
-        taken = checkpoint.optimizer_steps
+        taken = checkpoint.optimizer_steps(worker.actor.step_watch.position)
         restore(checkpoint, worker.actor, parts.stream, stateful=parts.stateful, settings=_shared(parts))
         step = worker.version = checkpoint.global_steps
     attrs = {"resume_mode": str(trainer.resume_mode), "global_steps": str(step)}

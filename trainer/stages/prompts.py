@@ -109,6 +109,13 @@ def _record(batch: DataProto, draws: Sequence[Draw] = ()) -> None:
             keys=[str(index) for index in indexes[part]],
             entity="dataset_row",
             columns={"source_index": indexes[part], "data_source": sources[part]},
-            attrs=attrs,
+            attrs={**(attrs or {}), **_agent_names(batch, part)} or None,
         )
         start += size
+
+
+def _agent_names(batch: DataProto, part: slice) -> dict[str, str]:
+    """The agent loops these rows ask for: one of the user's own may draw as it likes."""
+    column = batch.non_tensor_batch.get("agent_name")
+    named = set() if column is None else {name for name in column[part] if isinstance(name, str) and name}
+    return {"agent_name": ",".join(sorted(named))} if named else {}
