@@ -78,7 +78,8 @@ def test_requests_are_drawn_as_configured(
 def test_a_row_may_name_a_loop_of_its_own(judge: Judge) -> None:
     """As a configuration may: the trace has the names that rows ask for."""
     for names, kind, warnings in (("single_turn_agent,tool_agent", Kind.FAIL, 0), ("loop.py:Mine", Kind.PASS, 1)):
-        asked = row("dataset", "produce", "index", map_attrs=[("agent_name", names)])
+        asked = row("dataset", "produce", "index")
+        asked.scalars["map_attrs"] = [("agent_name", names)]
         verdict = judge("LGP005", [asked, drawn()], rollout(temperature=0.7))
         assert (verdict.kind, verdict.warnings) == (kind, warnings)
 

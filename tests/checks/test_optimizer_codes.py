@@ -78,7 +78,9 @@ LONG = {"trainer.total_training_steps": 4}
         (COSINE, "verl", [5, 6, 7], []),  # how long the run is nobody says
         (WARM | {"trainer.critic_warmup": 3}, "verl", [9, 9, 0, 0.25, 0.25], [5]),  # no actor's update before step 3
         (WARM | {"trainer.v1.trainer_mode": "async"}, "verl", [5, 6], []),
-        (LR | {f"{ACTOR}.optim.lr_scheduler_type": "linear"}, "verl", [5, 6], []),
+        (WARM | {f"{ACTOR}.optim.lr_scheduler_type": "linear"}, "verl", [5, 6], []),
+        (WARM | {f"{ACTOR}.optim.lr_decay_style": "linear"}, "verl", [5, 6], []),  # Megatron's name for it
+        (WARM | {f"{ACTOR}.optim.warmup_style": None}, "verl", [0, 0.5], [2]),
         ({}, "lineage", [5, 6], []),
     ],
 )
@@ -117,6 +119,20 @@ def test_an_optimiser_goes_on_after_a_resume(judged: Callable[..., Told], taken:
     assert judged("LOS003", {0: loaded(4, 7), 5: stepped(optimizer_steps=taken, gradient=0.1)}) == wrong
 
 
+@pytest.mark.parametrize(("dtype", "wrong"), [("fp16", []), ("fp32", [(1, "error")])])
+def test_a_clipped_gradient_is_as_fine_as_its_dtype(judged: Callable[..., Told], dtype: str, wrong: Told) -> None:
+    """Near 0 the numbers of float16 are 6e-8 apart, so that what is clipped comes out as another."""
+
+    def say(stage: Stage) -> None:
+        attrs = {"gradient_before": "0.0", "gradient_after": "4.172325e-06"}
+        term = LossTerm("pg_loss", "token-mean", 1.0, 4.0, 1.0, 1, 4)
+        stage.loss(term, update_index=0, mini_batch=0, micro_batch=0, attrs=attrs)
+        given = {"gradient": "5.9604645e-08"}
+        stage.optim_step(Optim(1e-3, 100.0, 1.0, False), update_index=0, mini_batch=0, attrs=given)
+
+    assert judged("LOS003", {1: say}, {f"{ACTOR}.fsdp_config.model_dtype": dtype}) == wrong
+
+
 def ledger(*terms: tuple[str, float, float]) -> Say:
     """The ledger of one micro-batch: name, scale and numerator of each term."""
 
@@ -145,6 +161,7 @@ def test_the_ledger_has_the_configured_terms(judged: Callable[..., Told], profil
     steps = {
         1: ledger(POLICY, ENTROPY, KL),
         2: ledger(POLICY, ("entropy_loss", 0.01, -2.0), KL),
+        7: ledger(POLICY, ("entropy_loss", -0.01, -1e-6), KL),  # of a policy that is certain, as it rounds
         3: ledger(POLICY, ("entropy_loss", 0.01, 2.0), KL),
         4: ledger(POLICY, ENTROPY),
         5: ledger(POLICY, ENTROPY, KL, OTHER),

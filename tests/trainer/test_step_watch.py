@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 from lineage import hooks
+from lineage.trainer.checkpoint import Checkpoint
 from lineage.trainer.step_watch import StepWatch
 
 
@@ -82,3 +85,12 @@ def test_nothing_is_looked_at_untraced():
     module, optimizer = model()
     watch = StepWatch(module, optimizer)
     assert "gradient" not in stepped(module, optimizer, watch)[1]
+
+
+def test_a_checkpoint_counts_the_steps_of_the_tensor_that_is_watched(tracing):
+    """Others may have taken more: what goes on after a resume is its own count."""
+    module, optimizer = model()
+    watch = StepWatch(module, optimizer)
+    stepped(module, optimizer, watch, unused=["1.bias"])
+    saved = Checkpoint(Path(), 1, {}, {}, optimizer.state_dict(), {}, {})
+    assert (saved.optimizer_steps(watch.position), saved.optimizer_steps(0)) == (0, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -115,7 +115,7 @@ def gradient_is_averaged_as_it_grows() -> Seams:
     """After each backward pass the gradient is halved for a running mean: the first micro-batches fade."""
 
     def backward(original: Any, worker: TrainingWorker, *args: Any) -> Any:
-        _scale(worker.module, 0.5)
+        _scale(worker.module.parameters(), 0.5)
         return original(worker, *args)
 
     return {BACKWARD: backward}
@@ -224,9 +224,7 @@ def gradient_is_climbed() -> Seams:
     def clip(original: Any, parameters: Any, *args: Any, **options: Any) -> Tensor:
         held = list(parameters)
         norm: Tensor = original(held, *args, **options)
-        for parameter in held:
-            if parameter.grad is not None:
-                parameter.grad.neg_()
+        _scale(held, -1.0)
         return norm
 
     return {CLIP: clip}
@@ -239,9 +237,7 @@ def gradient_divided_by_micro_batches() -> Seams:
     def clip(original: Any, parameters: Any, *args: Any, **options: Any) -> Tensor:
         held = list(parameters)
         norm: Tensor = original(held, *args, **options)
-        for parameter in held:
-            if parameter.grad is not None:
-                parameter.grad.div_(4)
+        _scale(held, 0.25)
         return norm
 
     return {CLIP: clip}
@@ -312,7 +308,7 @@ def one_norm_is_written_back() -> Seams:
     return {STEP: finish}
 
 
-def _scale(module: nn.Module, factor: float) -> None:
-    for parameter in module.parameters():
+def _scale(parameters: Iterable[Tensor], factor: float) -> None:
+    for parameter in parameters:
         if parameter.grad is not None:
             parameter.grad.mul_(factor)

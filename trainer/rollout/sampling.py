@@ -156,11 +156,12 @@ def decode(
                 use_cache=True,
                 logits_to_keep=1,
             ).logits[:, -1]
+            logits = logits.float()
             prompt_done()
-            tokens, log_probs = draw(logits.float(), params, numbers[:, step])
+            tokens, log_probs = draw(logits, params, numbers[:, step])
             ids.append(tokens)
             scores.append(log_probs)
-            above += [likelier(logits.float(), tokens, params)] if watched else []
+            above += [likelier(logits, tokens, params)] if watched else []
             lengths += alive
             ended |= alive & torch.isin(tokens, eos)
             alive &= ~ended & (lengths < limit)
