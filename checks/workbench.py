@@ -4,7 +4,8 @@
 ``key_cells`` and the others of ``cells.py``: elements of the rows that need no suspicion, with their row's scalars.
 ``keys``: every key once, as ``id``, parsed from the right into ``uid``, ``session_id``, ``index``.
 ``keyed``: the distinct key lists, as ``k`` and ``id``.
-``base``: one row per trajectory: its content as the rollout wrote it, against which later rows are held.
+``base``: one row per trajectory: whose it is (``group_id``, ``session_id``, ``index``) and its content as the rollout
+wrote it, against which later rows are held. (The text of its key is in ``keys`` alone: only what fails prints it.)
 ``expected``: the signatures a row with key list ``k`` has when it agrees with ``base``.
 ``suspects`` and ``elements``: an invariant names rows by ``rid`` in the first and reads their elements in the second.
 ``config`` and ``profile``: what the run and its profile declare, by name (see ``declared.py``).

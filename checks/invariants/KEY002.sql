@@ -25,14 +25,12 @@ candidates as (
     union all
     select id, rid, step_id, place, trained from digest_content join places on rid = responses_rid
 )
-select c.*, k.group_id, k.session_id, k."index", b.is_padding
-from candidates as c join keys as k using (id) left join base as b using (id);
+select * from candidates;
 with doubled as (
-    select id, max(rid) as rid, count(*) as times
-    from batch
+    select id, rid, times
+    from (select id, max(rid) as rid, count(*) as times from batch group by place, id having count(*) > 1)
+    join base using (id)
     where not is_padding
-    group by place, id
-    having count(*) > 1
 ),
 groups as materialized (
     select step_id, group_id, min(rid) as rid, min(id) as id, count(*) as sessions, max(last) as last,
@@ -41,9 +39,9 @@ groups as materialized (
         select step_id, group_id, session_id, min(rid) as rid, min(id) as id, max("index") as last,
             count("index") as outputs
         from (
-            select step_id, group_id, session_id, "index", min(rid) as rid, min(id) as id
-            from batch
-            where trained and group_id is not null and not is_padding
+            select c.step_id, b.group_id, b.session_id, b."index", min(c.rid) as rid, min(id) as id
+            from batch as c join base as b using (id)
+            where c.trained and b.group_id is not null and not b.is_padding
             group by all
         )
         group by all

@@ -12,19 +12,25 @@
 -- faults: buffer_of_one_row, gather_returns_one_rank
 create or replace temp table alike as
 -- a copy has the same sum of log-probs, to the bit: few rows are read for their fingerprints
-select distinct id, step_id, responses_fp, response_len, group_id
-from (
-    select b.id, b.step_id, responses_fp, response_len, sum_in, hash(prompt_len, prompts_fp) as prompt
+with answers as materialized (
+    select b.id, b.step_id, responses_fp, response_len, sum_in, group_id, hash(prompt_len, prompts_fp) as prompt
     from base as b join token_sum_cells as t using (id)
     where not is_padding and response_len > 0 and t.op = 'produce' and t.field = 'rollout_log_probs'
-        and t.stage in ('rollout', 'balance') and sum_in < -1
-    qualify count(*) over (partition by b.step_id, responses_fp, response_len, sum_in) > 1
+        and t.stage in ('rollout', 'balance') and sum_in < -1 and group_id is not null
+),
+copied as (
+    select step_id, responses_fp, response_len, sum_in
+    from answers
+    group by all
+    having min(group_id) <> max(group_id) and (sum_in < -50 or min(prompt) <> max(prompt))
 )
-join keys using (id)
-where group_id is not null
-window same as (partition by step_id, responses_fp, response_len, sum_in)
-qualify min(group_id) over same <> max(group_id) over same
-    and (sum_in < -50 or min(prompt) over same <> max(prompt) over same);
+select distinct id, step_id, responses_fp, response_len, group_id
+from answers as a
+where exists (
+    select 1 from copied as c
+    where c.step_id = a.step_id and c.response_len = a.response_len and c.sum_in = a.sum_in
+        and c.responses_fp is not distinct from a.responses_fp
+);
 insert into suspects
 select rid from events
 where op = 'produce' and field = 'rollout_log_probs' and stage in ('rollout', 'balance')

@@ -11,10 +11,10 @@
 -- reports: huggingface/trl#3098
 -- faults: closure_over_the_first_prompt, completions_rolled_by_one, dataset_columns_of_the_next_row, ground_truths_rolled_against_prompts, keys_tile_where_prompts_repeat, uids_rolled_against_prompts
 create or replace temp table group_prompts as
-select b.step_id, k.group_id, min(b.prompt_len) as prompt_len, min(b.prompts_fp) as low, max(b.prompts_fp) as high,
+select b.step_id, b.group_id, min(b.prompt_len) as prompt_len, min(b.prompts_fp) as low, max(b.prompts_fp) as high,
     min(b.raw_prompt_fp) as raw_low, max(b.raw_prompt_fp) as raw_high
-from base as b join keys as k using (id)
-where not b.is_padding and k."index" = 0 and b.prompts_fp is not null
+from base as b
+where not b.is_padding and b."index" = 0 and b.prompts_fp is not null
 group by all;
 create or replace temp table asked as
 -- a uid, the dataset row it stands for and what it asks
@@ -61,12 +61,12 @@ doubtful as (
 rows as (
     select d.step_id, d.group_id, k.uid, k.key, b.prompts_rid, b.prompt_len, b.prompts_fp, b.raw_prompt_rid, b.raw_prompt_fp,
         case when not l.own then 'warning' end as severity,
-        mode(b.prompts_fp order by k.session_id) over (partition by d.step_id, d.group_id) as group_fp
+        mode(b.prompts_fp order by b.session_id) over (partition by d.step_id, d.group_id) as group_fp
     from doubtful as d
-    join keys as k using (group_id)
-    join base as b on b.id = k.id and b.step_id = d.step_id
+    join base as b on b.group_id = d.group_id and b.step_id = d.step_id
+    join keys as k on k.id = b.id
     join loops as l on l.step_id = d.step_id
-    where not b.is_padding and k."index" = 0 and b.prompts_fp is not null
+    where not b.is_padding and b."index" = 0 and b.prompts_fp is not null
 )
 select prompts_rid as rid, key, printf('the prompt of its group, fingerprint %x', group_fp) as expected,
     printf('%d tokens, fingerprint %x', prompt_len, prompts_fp) as actual, 'uid ' || uid as detail, severity
@@ -92,19 +92,19 @@ select b.truth_rid, k.key, printf('reward_model %x, that of dataset row %d', d.t
     printf('reward_model %x', b.truth_fp), 'uid ' || a.uid, null
 from asked as a
 join drawn as d using (step_id, val, source_index)
-join keys as k using (group_id)
-join base as b on b.id = k.id and b.step_id = a.step_id
+join base as b on b.group_id = a.group_id and b.step_id = a.step_id
+join keys as k on k.id = b.id
 where not b.is_padding and b.truth_fp <> d.truth
 union all
 select max(rid), uid, 'one dataset row', printf('rows %s', string_agg(distinct source_index, ', ' order by source_index)),
     'rows one uid is registered for', null
 from asked
+semi join (select step_id, id from asked group by all having min(source_index) <> max(source_index)) using (step_id, id)
 group by step_id, uid
-having min(source_index) <> max(source_index)
 union all
 select a.rid, a.uid, printf('%d uids of dataset row %d, as often as it was drawn', d.times, a.source_index),
     printf('%d uids', a.uids), null, null
 from (
-    select step_id, val, source_index, count(distinct uid) as uids, max(rid) as rid, max(uid) as uid from asked group by all
+    select step_id, val, source_index, count(distinct id) as uids, max(rid) as rid, max(uid) as uid from asked group by all
 ) as a join drawn as d using (step_id, val, source_index)
 where d.times > 0 and a.uids > d.times

@@ -29,20 +29,19 @@ where samples = 'true' and temperature > 0 and top_p > 0 and top_k <= 0
 create or replace temp table repeated as
 select distinct step_id
 from (
-    select b.step_id, b.responses_fp, b.response_len, k.group_id
-    from base as b join keys as k using (id)
-    where not b.is_padding and k."index" = 0 and b.responses_fp is not null
-        and b.step_id in (select step_id from sampled)
-    qualify count(*) over (partition by b.step_id, k.group_id, b.responses_fp, b.response_len) > 1
+    select step_id
+    from base
+    where not is_padding and "index" = 0 and responses_fp is not null and step_id in (select step_id from sampled)
+    group by step_id, group_id, responses_fp, response_len
+    having count(*) > 1
 );
 with sessions as materialized (
-    select b.step_id, s.rid, id, k.group_id, k.session_id, b.responses_fp, b.response_len,
+    select b.step_id, s.rid, id, b.group_id, b.session_id, b.responses_fp, b.response_len,
         least(0, c.sum_in + coalesce(c.mask_sum, b.response_len) * s.nucleus) as log_p
     from token_sum_cells as c
     join sampled as s using (rid)
-    join keys as k using (id)
     join base as b using (id)
-    where k."index" = 0 and not b.is_padding and s.step_id in (select step_id from repeated)
+    where b."index" = 0 and not b.is_padding and s.step_id in (select step_id from repeated)
 ),
 several as materialized (
     select step_id, group_id, responses_fp, response_len, count(*) as times from sessions group by all having count(*) > 1

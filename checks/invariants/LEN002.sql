@@ -15,12 +15,12 @@ insert into suspects
 select rid
 from events left join expected using (k)
 where entity = 'trajectory' and field = 'input_ids' and op <> 'compare' and v is not null and v is distinct from ids_v;
-with known as (select b.*, key, run, prompt_len + response_len as seq_len, e.shape as positions_shape
-    from base as b join keys using (id) left join events as e on e.rid = b.positions_rid
+with known as (select b.*, prompt_len + response_len as seq_len, e.shape as positions_shape
+    from base as b left join events as e on e.rid = b.positions_rid
 )
 select ids_rid as rid, key, printf('%d + %d = %d', prompt_len, response_len, seq_len) as expected,
     ids_len::varchar as actual, 'length of input_ids' as detail, null as severity
-from known
+from known join keys using (id)
 where ids_len <> seq_len
 union all
 select tags_rid, key,
@@ -28,14 +28,14 @@ select tags_rid, key,
     printf('prompt_len %s, response_len %s, seq_len %s', coalesce(prompt_len_tag::varchar, '?'),
         coalesce(response_len_tag::varchar, '?'), coalesce(seq_len_tag::varchar, '?')),
     'length tags', null
-from known
+from known join keys using (id)
 where prompt_len_tag <> prompt_len or response_len_tag <> response_len or seq_len_tag <> seq_len
 union all
 select positions_rid, key, ids_len || ' or k x ' || ids_len, positions_len::varchar, 'length of position_ids', null
-from known
+from known join keys using (id)
 where positions_len <> ids_len
     and positions_len <> ids_len * case when len(positions_shape) = 3 then positions_shape[2] else 1 end
 union all
 select e.rid, e.key, b.seq_len::varchar, e.valid_length::varchar, 'length of input_ids, read later', null
-from elements as e join known as b using (run, key)
+from elements as e join keys as k using (run, key) join known as b on b.id = k.id
 where e.valid_length <> b.ids_len

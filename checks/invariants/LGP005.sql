@@ -1,7 +1,7 @@
 -- code: LGP005
 -- name: drawn and scored as configured
 -- severity: error
--- says: Tokens are drawn as rollout is configured, those of a validation as its val_kwargs (temperature, top_p, top_k, do_sample), and none is drawn from outside the top_k, the nucleus or the greedy choice; every log-prob and entropy of a training batch is of the temperature its tokens were drawn at; old and reference log-probs are made in eval mode. What an agent loop of the user's own draws otherwise is a warning.
+-- says: Tokens are drawn as rollout is configured, those of a validation as its val_kwargs (temperature, top_p, top_k, do_sample), and none is drawn from outside the top_k, the nucleus or the greedy choice; every log-prob and entropy of a training batch is of the temperature its tokens were drawn at; old and reference log-probs are made in eval mode. What an agent loop of the user's own sampled_draws otherwise is a warning.
 -- needs: sampling
 -- fields:
 -- examines: select sum(n) from events where sampling is not null and ((op = 'forward' and field in ('log_probs', 'entropy') and entity = 'trajectory') or (op = 'generate' and stage = 'rollout' and (field like 'likelier%' or setting(run_id, 'actor_rollout_ref.rollout.temperature') is not null)))
@@ -10,7 +10,7 @@
 -- causes: One producer reads another setting than the sampler, or none; a validation was asked with the parameters of the training, or the engine ignores one; the module was left in training mode by the update.
 -- reports: THUDM/slime#2085, huggingface/trl#3029, verl-project/verl#3133, verl-project/verl#4708
 -- faults: greedy_is_lost_on_the_way, old_log_probs_without_temperature, reference_at_another_temperature, scored_in_training_mode, the_engines_own_defaults, the_nucleus_has_no_effect, top_k_has_no_effect, update_without_temperature, validation_samples_like_training
-create or replace temp table draws as
+create or replace temp table sampled_draws as
 select e.rid, e.run_id, coalesce(e.partition, '') = 'val' as val, e.field, e.high,
     e.sampling.temperature as temperature, e.sampling.top_p as top_p,
     case when e.sampling.top_k > 0 then e.sampling.top_k when e.sampling.top_k is not null then 0 end as top_k,
@@ -20,7 +20,7 @@ where e.op = 'generate' and e.stage = 'rollout' and e.sampling is not null and e
 create or replace temp table configured as
 with sections as (
     select run_id, val, 'actor_rollout_ref.rollout.' || case when val then 'val_kwargs.' else '' end as section
-    from (select distinct run_id, val from draws)
+    from (select distinct run_id, val from sampled_draws)
 )
 select run_id, val, rtrim(section, '.') as section,
     try_cast(setting(run_id, section || 'temperature') as double) as temperature,
@@ -42,7 +42,7 @@ from sections;
 create or replace temp table outside_support as
 select rid, val, case when greedy then 1 when field = 'likelier' then top_k else top_p + 1e-4 end as bound, greedy, field,
     top_k, top_p
-from draws
+from sampled_draws
 where (field = 'likelier' and high >= case when greedy then 1 else nullif(top_k, 0) end)
     or (field = 'likelier_mass' and not greedy and top_p < 1 and high >= top_p + 1e-4);
 insert into suspects
@@ -53,7 +53,7 @@ with drawn as (
     where op = 'generate' and stage = 'rollout' and sampling is not null and sampling.do_sample
         and partition is distinct from 'val'
     group by run_id
-    -- a loop that draws at several temperatures says nothing of a whole batch
+    -- a loop that sampled_draws at several temperatures says nothing of a whole batch
     having count(distinct sampling.temperature) = 1
 )
 select f.rid, null as key, printf('temperature %g, the sampler''s', d.temperature) as expected,
@@ -73,7 +73,7 @@ select d.rid, null,
     case when d.greedy then 'greedy' else printf('temperature %g', d.temperature) || coalesce(printf(', top_p %g', d.top_p), '')
         || case when d.top_k > 0 then printf(', top_k %d', d.top_k) when d.top_k = 0 then ', no top_k' else '' end end,
     case when d.val then 'drawn in validation' else 'drawn in training' end, case when not c.own then 'warning' end
-from draws as d join configured as c on c.run_id is not distinct from d.run_id and c.val = d.val
+from sampled_draws as d join configured as c on c.run_id is not distinct from d.run_id and c.val = d.val
 where d.field = 'responses' and c.temperature is not null
     -- the one most probable token, however it is said
     and not ((d.greedy or coalesce(d.top_k = 1, false)) and (c.greedy or c.top_k = 1 or (c.remax and not d.val)))

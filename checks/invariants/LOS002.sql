@@ -2,7 +2,7 @@
 -- name: every token weighs once
 -- severity: error
 -- says: The tokens of each term are those of the final mask, on every micro-batch and over an epoch; no token weighs more than its share; what the backward pass begins with is the sum of the terms, as they are scaled; and the gradient begins empty at every mini-batch and goes on, as it is, from one micro-batch to the next.
--- needs: loss
+-- needs: loss, seq
 -- fields: loss
 -- examines: select count(*) from events where loss is not null and update_index is not null
 -- subsumed_by: LOS001, MSK001, MSK002, BAT003, KEY006, QUE003

@@ -2,7 +2,7 @@
 -- name: the update begins where it was measured, and steps as configured
 -- severity: error
 -- says: In normal mode the log-probs of a batch's first update are the old ones within the band; loss and gradient norm are finite; every mini-batch reports its optimiser step, and one that was skipped is reported as skipped. A step is taken with the learning rate of the configured schedule at its place, which moves once a batch and goes on after a resume, with the configured decay, betas and eps; from the gradient as the backward passes left it, clipped; and once, by an optimiser whose own count of steps goes on.
--- needs: optim
+-- needs: optim, seq
 -- fields: grad_norm
 -- examines: select count(*) from events where op = 'optim_step'
 -- subsumed_by: LOS002, LGP001, LGP002, LGP003, LGP004, LGP005, LGP008, LGP009, LEN004, QUE003, VER004, LOS001, KEY003, VAL001

@@ -12,9 +12,7 @@
 -- faults: padding_copies_a_row, padding_joins_a_group, padding_keeps_a_score, padding_keeps_its_mask
 with pads as (select b.*, k.key, k.uid from base as b join keys as k using (id) where is_padding),
 reals as (
-    select step_id, k.uid, responses_fp, response_len, k.key
-    from base as b join keys as k using (id)
-    where not is_padding
+    select step_id, id, group_id, responses_fp, response_len from base where not is_padding
 )
 select mask_rid as rid, key, 'mask sum 0' as expected, 'mask sum ' || mask_sum as actual, null as detail,
     null as severity
@@ -29,12 +27,13 @@ select coalesce(uid_rid, responses_rid), key, 'a uid of its own', 'the uid of a 
 from pads
 where exists (
     select 1 from reals as r
-    where r.uid = pads.uid and r.step_id = pads.step_id
+    where r.group_id = pads.group_id and r.step_id = pads.step_id
 )
 union all
-select responses_rid, pads.key, 'content of its own', 'the response of ' || min(r.key), null, null
+select responses_rid, pads.key, 'content of its own', 'the response of ' || min(k.key), null, null
 from pads
 join reals as r
     on r.responses_fp = pads.responses_fp and r.response_len = pads.response_len and r.step_id = pads.step_id
+join keys as k on k.id = r.id
 where pads.response_len > 1
 group by responses_rid, pads.key

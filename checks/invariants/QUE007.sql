@@ -17,14 +17,15 @@ where c.entity = 'prompt' and c.status in ('finished', 'failure');
 create or replace temp table declared_sessions as
 select id, max(expected) as expected from prompt_groups group by id;
 create or replace temp table written_sessions as
-select k.group_id, count(distinct k.session_id) as sessions
-from base as b join keys as k using (id)
-where not b.is_padding and k.group_id is not null and b.responses_rid is not null
-group by k.group_id;
+select group_id, count(session_id) as sessions
+from (
+    select distinct group_id, session_id from base
+    where not is_padding and group_id is not null and responses_rid is not null
+)
+group by group_id;
 -- A key that names no group (KEY001) may be of any: its step is not held against one.
 create or replace temp table nameless_rows as
-select distinct b.step_id from base as b join keys as k using (id)
-where not b.is_padding and k.group_id is null and b.responses_rid is not null;
+select distinct step_id from base where not is_padding and group_id is null and responses_rid is not null;
 select e.rid, e.key, d.expected || ' sessions written' as expected,
     coalesce(w.sessions, 0) || ' sessions written' as actual, 'the group is tagged finished' as detail, null as severity
 from endings as e

@@ -4,7 +4,7 @@
 -- says: The ids the engine returned are the ids that are trained on, and the prompt it was sent is the trajectory's prompt.
 -- needs: key, valid_length, fingerprint
 -- fields: prompts, responses
--- examines: select count(*) from base join keys using (id) where not is_padding and (hash(group_id, session_id) in (select place from engine_answers where answer_fp is not null) or hash(step_id) in (select place from engine_answers where answer_fp is not null))
+-- examines: select count(*) from base where not is_padding and (hash(group_id, session_id) in (select place from engine_answers where answer_fp is not null) or hash(step_id) in (select place from engine_answers where answer_fp is not null))
 -- subsumed_by: MSK006, LEN001, KEY003
 -- source: token in, token out: what the policy is trained on is what it generated
 -- causes: Text was tokenised again on one of the two paths: a second bos, an expanded placeholder, a lost prefix, a merge that falls otherwise, a newline the template adds.
@@ -22,9 +22,9 @@ with mine as (
     where not is_padding and mask_sum = response_len and id not in (select id from ribbons)
 ),
 spoken as (
-    select m.*, group_id, session_id, "index", base.prompt_len,
+    select m.*, group_id, session_id, base.prompt_len,
         case when hash(group_id, session_id) in (select place from engine_answers) then hash(group_id, session_id) else hash(base.step_id) end as place
-    from mine as m join keys using (id) join base using (id)
+    from mine as m join base using (id)
 ),
 answered as (
     select distinct place, answer_len, answer_fp, true as found from engine_answers

@@ -13,7 +13,7 @@ with whose as (
     group by id
 )
 select
-    id, whose.step_id, whose.is_padding,
+    id, whose.step_id, whose.is_padding, keys.group_id, keys.session_id, keys."index",
     prompts_rid, prompts_valid_length as prompt_len, prompts_fingerprint as prompts_fp,
     responses_rid, responses_valid_length as response_len, responses_fingerprint as responses_fp,
     responses_v as response_v, responses_c as response_c,
@@ -38,7 +38,7 @@ select
     cast(prompt_len_tag_sum as bigint) as prompt_len_tag,
     cast(response_len_tag_sum as bigint) as response_len_tag,
     cast(seq_len_tag_sum as bigint) as seq_len_tag
-from whose left join digest_first using (id);
+from whose left join digest_first using (id) left join keys using (id);
 
 create or replace table expected as
 select

@@ -25,17 +25,16 @@ group by k, entity, partition;
 
 -- Sessions of several outputs, with the number of the last one. (The id of a request may look like a key.)
 create or replace table last_outputs as
-select group_id, session_id, max("index") as last from keys join base using (id) where "index" > 0 group by all;
+select group_id, session_id, max("index") as last from base where "index" > 0 group by all;
 
 -- Advantages and returns as they were computed, each with its group; ``final``: of the last output of its session.
 create or replace table grouped as
-select a.rid, a.ord, a.step_id, a.field, a.id, a.mask_sum, a.min_in, a.max_in, k.group_id, k.session_id, k."index",
-    k."index" = coalesce(l.last, 0) as final, b.is_padding, b.reward
+select a.rid, a.ord, a.step_id, a.field, a.id, a.mask_sum, a.min_in, a.max_in, b.group_id, b.session_id, b."index",
+    b."index" = coalesce(l.last, 0) as final, b.is_padding, b.reward
 from advantage_cells as a
-join keys as k using (id)
 join base as b using (id)
-left join last_outputs as l on l.group_id = k.group_id and l.session_id = k.session_id
-where a.stage = 'advantage' and k.group_id is not null;
+left join last_outputs as l on l.group_id = b.group_id and l.session_id = b.session_id
+where a.stage = 'advantage' and b.group_id is not null;
 
 -- What a step's estimator is declared to be, where the run says it: ``grpo``, and whether by the group's deviation;
 -- ``outcome``: of one score a session.

@@ -120,10 +120,10 @@ drifts as (
     group by n.step_id, e.update_index
 ),
 answers as (
-    select c.step_id, k.group_id, arg_max(b.reward, k."index") as reward
-    from key_cells as c join keys as k using (id) join base as b using (id)
+    select c.step_id, b.group_id, arg_max(b.reward, b."index") as reward
+    from key_cells as c join base as b using (id)
     where c.field = 'key' and c.op = 'produce' and c.stage = 'sample' and c.partition = 'val'
-    group by c.step_id, k.group_id, k.session_id
+    group by c.step_id, b.group_id, b.session_id
 ),
 asked_of as materialized (
     select step_id, k.prompt_id as group_id, any_value(data_source) as source

@@ -85,12 +85,11 @@ select c.*, s.moved from changed as c join steps as s using (step_id);
 -- The groups a step trains on, with the least and the greatest score of their sessions' last outputs: of several sessions.
 create or replace table graded as
 with finals as (
-    select b.step_id, k.group_id, count(*) as sessions, min(b.reward) as low, max(b.reward) as high
+    select b.step_id, b.group_id, count(*) as sessions, min(b.reward) as low, max(b.reward) as high
     from base as b
-    join keys as k using (id)
-    left join last_outputs as l on l.group_id = k.group_id and l.session_id = k.session_id
-    where not b.is_padding and isfinite(b.reward) and k."index" = coalesce(l.last, 0)
-    group by b.step_id, k.group_id
+    left join last_outputs as l on l.group_id = b.group_id and l.session_id = b.session_id
+    where not b.is_padding and isfinite(b.reward) and b."index" = coalesce(l.last, 0)
+    group by b.step_id, b.group_id
     having count(*) > 1
 ),
 chosen as (

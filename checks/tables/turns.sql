@@ -28,6 +28,6 @@ select
     r.valid_length as answer_len, r.fingerprint as answer_fp, r.generated, r.finish_reason, r.truncated_from
 from request_cells as r
 join keys using (id)
-left join (select distinct group_id from base join keys using (id)) as known on known.group_id = keys.group_id
+left join (select distinct group_id from base) as known on known.group_id = keys.group_id
 left join request_cells as p on p.id = r.id and p.step_id = r.step_id and p.field = 'prompts'
 where r.field = 'responses';
