@@ -49,7 +49,7 @@ from reference_pairs as r join pair_cells as p using (rid)
 where r.moved and p.n_in > 0 and p.n_equal = p.n_in and (p.n_in >= 32 or (r.equal = r.tokens and r.tokens >= 16))
     and not exists (
         select 1 from token_sum_cells as t
-        where t.step_id = p.step_id and t.id = p.id and t.field = 'old_log_probs' and t.sum_in > -0.01 * t.mask_sum
+        where t.step_id = p.step_id and t.id = p.id and t.field = 'old_log_probs' and t.sum_in > -0.01 * p.n_in
     );
 select rid, null as key, printf('weights %x, as before', before) as expected, printf('%x', c) as actual,
     'the reference has changed' as detail, null as severity

@@ -5,7 +5,7 @@
 -- needs: key, valid_length, fingerprint
 -- fields: rm_scores, responses
 -- examines: select sum(events.n) from events join expected using (k) where entity = 'trajectory' and stage = 'reward' and field = 'responses' and op in ('consume', 'pad') and c is not null and response_c is not null
--- subsumed_by: KEY001, KEY002, LEN003, QUE003, TOK004
+-- subsumed_by: KEY001, KEY002, KEY008, LEN003, QUE003, TOK004
 -- source: the seeds' session score by the last output; verl 0.9.1 scores sessions of several outputs on an empty string
 -- causes: The scorer was handed the prompt, one turn, an earlier output or nothing at all; a response cut or decoded for another row, or the dataset row of another prompt.
 -- reports: modelscope/ms-swift#10149, rllm-org/rllm#663, verl-project/verl#6392
@@ -42,6 +42,14 @@ where e.stage = 'reward' and e.field = 'reward_model' and e.fingerprint <> b.tru
     )
     and not exists (
         select 1 from base as o where o.step_id = b.step_id and o.truth_fp = e.fingerprint and o.prompts_fp = b.prompts_fp
+    )
+    -- nor where the prompts of its group are mixed with another's, and the scorer was given the same of the other's
+    and not exists (
+        select 1 from base as o
+        join elements as other on other.rid = e.rid and other.fingerprint = e.fingerprint
+        join keys as ok on ok.run = other.run and ok.key = other.key and ok.id = o.id
+        join base as own on own.step_id = b.step_id and own.group_id = b.group_id and own.prompts_fp <> b.prompts_fp
+        where o.step_id = b.step_id and o.prompts_fp = b.prompts_fp and o.group_id <> b.group_id
     )
 union all
 select c.rid, k.key, 'output ' || l.last || ' scored', 'output ' || k."index" || ' scored',

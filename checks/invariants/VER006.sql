@@ -1,7 +1,7 @@
 -- code: VER006
 -- name: what is frozen stays, what trains moves
 -- severity: error
--- says: Frozen parameters keep the fingerprint they had at the start; after an update that was not skipped, with lr > 0 and a gradient, the actor's weights are not what they were (a warning where its dtype or so small an lr may round the change away), and neither is any tensor of them that trains, has moved before or was seen to have a gradient, and has one (a warning of one that trains and has none, while others do).
+-- says: Frozen parameters keep the fingerprint they had at the start; after an update that was not skipped, with lr > 0 and a gradient, the actor's weights are not what they were (a warning where its dtype or so small an lr may round the change away; nothing where by AdamW's eps it is below 1e-12), and neither is any tensor of them that trains, has moved before or was seen to have a gradient, and has one (a warning of one that trains and has none, while others do).
 -- needs: weights, fingerprint
 -- fields: parameters
 -- examines: select coalesce(sum(n), 0) from events where op = 'sync' and entity = 'param' and weights.phase = 'actor' and c is not null and global_steps > 0
@@ -27,7 +27,9 @@ create or replace temp table steps_taken as
 select coalesce(run_id, '') as run, ord, optim.lr as lr, optim.grad_norm as grad_norm
 from events
 where op = 'optim_step' and not coalesce(optim.skipped, false) and optim.lr > 0 and optim.grad_norm > 0
-    and isfinite(optim.grad_norm);
+    and isfinite(optim.grad_norm)
+    -- what AdamW makes of a gradient far below its eps is less than the last bit of any weight
+    and optim.lr * least(1, coalesce(optim.grad_norm / nullif(try_cast(attrs['eps'] as double), 0), 1)) > 1e-12;
 create or replace temp table looks as
 select coalesce(run_id, '') as run, ord, optim.lr as lr, optim.grad_norm as grad_norm,
     string_split(attrs['without_gradient'], ',') as without, string_split(attrs['weak_gradient'], ',') as weak
