@@ -116,6 +116,7 @@ class _Copier:
         self.distinct = pc.unique(keys).to_pylist()
         self.at = pc.index_in(keys, pa.array(self.distinct, keys.type)).to_numpy()
         self.uids = _uids(self.distinct)
+        self.updates = pc.sum(pc.equal(table["op"], "optim_step")).as_py()
         self.span = int(pc.max(table["seq"]).as_py()) - int(pc.min(table["seq"]).as_py()) + 1
         self.ticks = int(pc.max(table["time_ns"]).as_py()) - int(pc.min(table["time_ns"]).as_py()) + 1
 
@@ -170,10 +171,12 @@ class _Copier:
         return pa.StructArray.from_arrays(list(fields.values()), fields=list(column.type), mask=column.is_null())
 
     def _attrs(self, shift: int) -> pa.Array:
+        moves = {"global_steps": shift, "optimizer_steps": shift * self.updates}
+
         def later(pairs: Sequence[tuple[str, str]] | None) -> list[tuple[str, str]] | None:
             if pairs is None:
                 return None
-            return [(name, str(int(value) + shift) if name == "global_steps" else value) for name, value in pairs]
+            return [(name, str(int(value) + moves[name]) if name in moves else value) for name, value in pairs]
 
         return pa.array(list(map(later, self.table["attrs"].to_pylist())), self.table["attrs"].type)
 
