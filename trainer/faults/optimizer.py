@@ -165,26 +165,23 @@ def warm_up_begins_again() -> Seams:
     return {UPDATE: train}
 
 
+def _without_state(original: Any, worker: TrainingWorker, *args: Any) -> Any:
+    worker.optimizer.state.clear()
+    return original(worker, *args)
+
+
 @fault("LOS003", "update_actor")
 def optimizer_state_is_lost() -> Seams:
     """The optimiser is offloaded between two mini-batches and comes back without its moments."""
 
-    def train(original: Any, worker: TrainingWorker, *args: Any) -> Any:
-        worker.optimizer.state.clear()
-        return original(worker, *args)
-
-    return {BATCH: train}
+    return {BATCH: _without_state}
 
 
 @fault("LOS003", "update_actor")
 def optimizer_begins_again_at_a_step() -> Seams:
     """The optimiser is made anew for a step, as by a resume that restores the weights alone."""
 
-    def train(original: Any, worker: TrainingWorker, *args: Any) -> Any:
-        worker.optimizer.state.clear()
-        return original(worker, *args)
-
-    return {UPDATE: train}
+    return {UPDATE: _without_state}
 
 
 @fault("LOS003", "update_actor")
