@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 _STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _STRUCT = 0, 1, 2, 3, 7, 8, 12  # types of the protocol
+_UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)  # what pyarrow says of other bytes
 _SIZE, _CRC = 3, 4  # the compressed size and the sum, by their numbers in a page's header
 
 
@@ -93,13 +94,13 @@ def _undecodable(file: Path) -> str:
     try:
         opened = pq.ParquetFile(file)
         columns = opened.schema_arrow.names
-    except (pa.ArrowException, OSError):
+    except _UNREADABLE:
         return ""
     for group in range(opened.num_row_groups):
         for name in columns:
             try:
                 opened.read_row_group(group, columns=[name], use_threads=False).validate(full=True)
-            except (pa.ArrowException, OSError):
+            except _UNREADABLE:
                 return str(name)
     return ""
 
