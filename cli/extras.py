@@ -6,15 +6,22 @@ import importlib.util
 
 from lineage.errors import MissingExtraError
 
-_TRAIN = ("torch", "tensordict", "transformers", "hydra", "torchdata")
+_MODULES = {
+    "train": ("torch", "tensordict", "transformers", "hydra", "torchdata"),
+    "ray": ("ray", "transfer_queue"),
+}
 
 
-def need_train_extra(command: str) -> None:
-    """Fail in one line when a package of the train extra is missing.
+def need_extra(extra: str, what: str) -> None:
+    """Fail in one line when a package of an extra is missing.
+
+    Args:
+        extra: ``train`` or ``ray``.
+        what: what needs it: a command, a setting.
 
     Raises:
-        MissingExtraError: names the command, the package and the pip line.
+        MissingExtraError: names the need, the package and the pip line.
     """
-    for module in _TRAIN:
+    for module in _MODULES[extra]:
         if importlib.util.find_spec(module) is None:
-            raise MissingExtraError(f"lineage {command}", "train", module)
+            raise MissingExtraError(what, extra, module)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lineage.cli.completion import complete_choice
-from lineage.cli.extras import need_train_extra
+from lineage.cli.extras import need_extra
 from lineage.cli.json_text import print_json
 from lineage.errors import UserError
 
@@ -48,7 +48,7 @@ def faults_command(
     lineage selftest injects each into a small run and checks the trace. Codes have families (KEY, MSK), and so have
     public reports (masks, rewards): --code takes the first, --family the second.
     """
-    need_train_extra("faults")
+    need_extra("train", "lineage faults")
     from lineage.checks.formats.plain import plural
     from lineage.trainer.faults.registry import all_faults
     from lineage.trainer.faults.reports import public_reports

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import os
 import shutil
@@ -16,19 +14,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lineage.checks.verdict import ExitCode
-from lineage.cli.extras import need_train_extra
+from lineage.cli.extras import need_extra
 from lineage.cli.json_text import print_json
 from lineage.cli.places import LATEST_RUN, RUNS
-from lineage.errors import UserError, ViolationError
+from lineage.errors import UserError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
     from rich.console import Console
 
     from lineage.checks.gate import Gate
-    from lineage.checks.online import StepChecker
-    from lineage.hooks import AnyRecorder
-    from lineage.trainer.tracking.loggers import Tracking
 
 SCORE = "critic/score/mean"
 
@@ -118,11 +113,13 @@ def run_command(
     # cannot run, and typer.Exit with 0 (trained and clean), what the check says, or 130 after Ctrl-C.
     if cfg not in (None, "job"):
         raise UserError(f"--cfg {cfg} is not known; --cfg job prints the resolved configuration")
-    need_train_extra("run")
+    need_extra("train", "lineage run")
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True, stderr=as_json, quiet=quiet)
     config, lines = _configuration(overrides or [])
+    if config.mode == "ray":
+        need_extra("ray", "mode=ray")
     if cfg == "job":
         from lineage.trainer.config import to_yaml
 
@@ -156,10 +153,10 @@ run_command.__doc__ = HELP
 
 def _configuration(overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
     """The validated configuration and what to say about it, a line each."""
-    from lineage.trainer.config import adapt_to_embedded, compose, validate_config
+    from lineage.trainer.config import adapt_to_mode, compose, validate_config
 
     config = compose(overrides)
-    notes = adapt_to_embedded(config, overrides)
+    notes = adapt_to_mode(config, overrides)
     warnings = [f"warning: {line}" for line in validate_config(config)]
     return config, [*notes, *warnings]
 
@@ -167,7 +164,7 @@ def _configuration(overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
 def _run(config: DictConfig, console: Console, gate: Gate) -> Summary:
     """Train in a run folder of its own."""
     _quiet_libraries()
-    from lineage import hooks
+    from lineage.cli.training import Training, train_here, train_on_ray
     from lineage.run import TRACE_FILE, new_run_folder
     from lineage.trainer.config import loggers, resolved, save
     from lineage.trainer.models import find_model, is_made
@@ -192,41 +189,16 @@ def _run(config: DictConfig, console: Console, gate: Gate) -> Summary:
         "tokenizer_hash": model.tokenizer_hash(),
     }
     experiment = Experiment(folder, config.trainer.project_name, config.trainer.experiment_name, resolved(config))
-    interrupted, stopped = False, None
     try:
         with Tracking(loggers(config), experiment, console) as tracking:
-            recorder = hooks.open_recorder(
-                folder,
-                run_id=folder.name,
-                enabled=off is None,
-                config=resolved(config),
-                run=facts,
-                every=config.trace.every,
-                keep_steps=config.trace.keep_steps,
-                sidecar=config.trace.sidecar,
-                reuse=config.trace.reuse,
-                on_step_sealed=_step_checker(config, folder.name, gate),
-            )
-            try:
-                asyncio.run(_train(config, folder, tracking, console))
-                recorder.close()
-            except KeyboardInterrupt as error:
-                interrupted = True
-                _close(recorder, error)
-            except ViolationError as error:
-                stopped = error.headline
-                _close(recorder, error)
-            except BaseException as error:
-                _close(recorder, error)
-                raise
-            finally:
-                hooks.install(hooks.NullRecorder())
+            train = train_on_ray if config.mode == "ray" else train_here
+            ended = train(Training(config, folder, facts, off is None, tracking, console, gate))
     except UserError:
         if not _is_latest(folder):
             shutil.rmtree(folder, ignore_errors=True)  # it never began: the last run stays the latest
         raise
     steps, scores = tracking.steps, tracking.values(SCORE)
-    summary = Summary(str(folder), steps, scores, interrupted=interrupted, stopped=stopped)
+    summary = Summary(str(folder), steps, scores, interrupted=ended.interrupted, stopped=ended.stopped)
     if off is None:
         trace = folder / TRACE_FILE
         # a trace that could not be compacted stays in parts, and the folder is what a reader opens
@@ -235,55 +207,8 @@ def _run(config: DictConfig, console: Console, gate: Gate) -> Summary:
     return summary
 
 
-def _step_checker(config: DictConfig, run_id: str, gate: Gate) -> StepChecker | None:
-    """What judges each step as it is sealed, or None: by the gate the check at the end uses."""
-    wanted = config.trainer.lineage.on_violation
-    if wanted == "off":
-        return None
-    from lineage.checks.online import StepChecker
-    from lineage.trainer.config import resolved
-
-    return StepChecker(
-        wanted,
-        gate.invariants,
-        baseline=gate.baseline,
-        run={"run_id": run_id, "profile": "lineage"},
-        config=resolved(config),
-    )
-
-
-def _close(recorder: AnyRecorder, error: BaseException) -> None:
-    """Seal what a run that did not end in order has recorded; with nothing recorded there is nothing to say."""
-    with contextlib.suppress(UserError):
-        recorder.close(error)
-
-
 def _is_latest(folder: Path) -> bool:
     return LATEST_RUN.resolve() == folder.resolve()
-
-
-async def _train(config: DictConfig, folder: Path, tracking: Tracking, console: Console) -> None:
-    from lineage.run import point_latest
-    from lineage.trainer.grpo import PPOTrainerSync
-
-    trainer = PPOTrainerSync(config, folder=folder, tracking=tracking)
-    await trainer.init()
-    manager = trainer.init_agent_loop_manager()  # the last thing a configuration can be wrong about
-    point_latest(folder)
-    for line in _where_it_begins(config, trainer.global_steps, trainer.total_training_steps):
-        console.print(line, markup=False)
-    tracking.begin(trainer.total_training_steps, trainer.global_steps)
-    await trainer.fit(manager)
-
-
-def _where_it_begins(config: DictConfig, done: int, total: int) -> list[str]:
-    """What a run that was told to go on found."""
-    if config.trainer.resume_mode == "disable":
-        return []
-    if not done:
-        return ["no checkpoint to go on from: starts at step 1"]
-    left = f"goes on after step {done}"
-    return [left] if done < total else [f"{left}: nothing left to train (trainer.total_training_steps={total})"]
 
 
 def _why_untraced(config: DictConfig) -> str | None:

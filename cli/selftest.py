@@ -15,7 +15,7 @@ import typer
 from lineage.checks.verdict import ExitCode
 from lineage.cli import selftest_page, selftest_text
 from lineage.cli.completion import complete_choice
-from lineage.cli.extras import need_train_extra
+from lineage.cli.extras import need_extra
 from lineage.cli.json_text import print_json
 from lineage.cli.trials import Kind, Outcome, Trial, outcomes, said
 from lineage.errors import UserError
@@ -67,7 +67,7 @@ def selftest_command(
     another code, stage or step, when a clean configuration is not clean (a warning is enough), or when a law is
     broken. --fault or --code may be repeated.
     """
-    need_train_extra("selftest")
+    need_extra("train", "lineage selftest")
     if faults and codes:
         raise UserError("--fault names faults, --code those of a code: give one of the two")
     if clean_runs and (faults or codes or matrix):

@@ -11,7 +11,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -22,7 +22,7 @@ from lineage.keys import TrajectoryKey, parse_key
 from lineage.recorder import NULL_RECORDER, NullRecorder, Recorder
 from lineage.remote import RemoteRecorder
 from lineage.run import RunInfo, new_run_folder
-from lineage.scopes import current_stage
+from lineage.scopes import Scope, current_scope, current_stage
 from lineage.stage import NullStage, Stage
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "Resident",
     "RunInfo",
     "Sampling",
+    "Scope",
     "Stage",
     "Topology",
     "TrajectoryKey",
@@ -46,11 +47,13 @@ __all__ = [
     "current",
     "disabled",
     "first_line",
+    "inside",
     "install",
     "new_run_folder",
     "open_recorder",
     "parse_key",
     "recorder",
+    "scope",
     "trace_queue",
     "traced",
 ]
@@ -115,6 +118,18 @@ def recorder() -> AnyRecorder:
 def current() -> Stage | NullStage:
     """The innermost open stage of this task, or one whose verbs do nothing."""
     return current_stage()
+
+
+def scope() -> Scope | None:
+    """The innermost open stage of this task, to hand to another process that works in it; None where none is open."""
+    return current_scope()
+
+
+def inside(given: Scope | None) -> AbstractContextManager[Stage | NullStage]:
+    """Open the stage another process works in, in the recorder of this one."""
+    if given is None:
+        return nullcontext(current())
+    return _active.stage(given.stage, producer=given.producer, consumer=given.consumer, **given.context)
 
 
 class traced(AbstractContextManager["Stage | NullStage"]):

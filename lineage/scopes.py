@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from lineage.errors import RecorderError
@@ -18,6 +19,26 @@ NULL_STAGE = NullStage()
 def current_stage() -> Stage | NullStage:
     """The innermost open stage of this task, or one whose verbs do nothing."""
     return _current.get() or NULL_STAGE
+
+
+@dataclass(frozen=True)
+class Scope:
+    """A stage as it can be told to another process, which opens the same one in its own recorder.
+
+    Attributes:
+        stage, producer, consumer, context: as of :meth:`StageScopes.stage`.
+    """
+
+    stage: str
+    producer: str | None
+    consumer: str | None
+    context: Mapping[str, Any]
+
+
+def current_scope() -> Scope | None:
+    """The innermost open stage of this task, to be opened elsewhere."""
+    stage = _current.get()
+    return None if stage is None else Scope(stage.name, stage.producer, stage.consumer, dict(stage.context))
 
 
 class StageScopes:

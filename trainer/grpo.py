@@ -64,16 +64,19 @@ class PPOTrainerSync:
 
     async def init(self) -> None:
         """Build everything, in verl's order, as step 0 of the trace."""
-        hooks.recorder().step(0)
+        self._begin(0)
         self._setup()
 
     @traced("init", component="PPOTrainer.init", consumer="PPOTrainer.fit")
     def _setup(self) -> None:
         """Everything of ``setup.build_parts``; the rollout then sleeps, and a run that goes on finds its place."""
-        self.parts: Parts = build_parts(self.config, self._queue)
+        self.parts: Parts = self._build_parts()
         self.parts.replay_buffer.refill = self._add_prompts_to_generate
         self.parts.checkpoint_manager.sleep_replicas()
         self.global_steps = load(self.parts, self.folder)
+
+    def _build_parts(self) -> Parts:
+        return build_parts(self.config, self._queue)
 
     @traced("init", component="TaskRunner.init_agent_loop_manager", consumer="PPOTrainer.fit")
     def init_agent_loop_manager(self) -> AgentLoopManager:
@@ -98,15 +101,15 @@ class PPOTrainerSync:
             self.on_init_end()
             if self.config.trainer.val_before_train:
                 self._log(await self._validate())
-            hooks.recorder().seal()
+            self._seal()
             if self.config.trainer.val_only:
                 return
             while self.global_steps < self.total_training_steps:
                 self.global_steps += 1
-                hooks.recorder().step(self.global_steps)
+                self._begin(self.global_steps)
                 metrics = await self.step()
                 try:
-                    hooks.recorder().seal()
+                    self._seal()
                 finally:  # a step that breaks a contract still has its metrics
                     self._log(metrics)
         finally:
@@ -174,6 +177,14 @@ class PPOTrainerSync:
         return batch
 
     # -------------------------------------------------------------------------------------------- hooks of the mode
+
+    def _begin(self, global_steps: int) -> None:
+        """A step of the trace begins."""
+        hooks.recorder().step(global_steps)
+
+    def _seal(self) -> None:
+        """It has ended."""
+        hooks.recorder().seal()
 
     def on_init_end(self) -> None:
         """The first sync, before any request: version 0, or that of the checkpoint."""

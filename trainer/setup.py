@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -25,7 +26,7 @@ from lineage.trainer.config import need_reference_policy
 from lineage.trainer.dataset import DatasetError, RLHFDataset, make_dataloader
 from lineage.trainer.engine.topology import topology_of
 from lineage.trainer.kl_control import AdaptiveKLController, KLController, kl_controller
-from lineage.trainer.models import ModelSource, eos_token_ids, find_model, load_model, load_tokenizer, vocab_size
+from lineage.trainer.models import ModelFacts, ModelSource, eos_token_ids, find_model, load_model, load_tokenizer
 from lineage.trainer.prompts import PromptStream, ValidationPrompts
 from lineage.trainer.queue import LocalTransferQueue
 from lineage.trainer.replay_buffer import RefillPolicy, ReplayBuffer
@@ -52,6 +53,21 @@ class ResourcePool:
     def world_size(self) -> int:
         """Ranks of the pool."""
         return sum(self.process_on_nodes)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The two streams of prompts, and how long the training takes.
+
+    Attributes:
+        stream: prompts of the training.
+        validation: prompts of the validation; None without ``data.val_files``.
+        total_training_steps: steps of the run.
+    """
+
+    stream: PromptStream
+    validation: ValidationPrompts | None
+    total_training_steps: int
 
 
 @dataclass
@@ -100,33 +116,59 @@ def build_parts(config: Any, queue: Any = None) -> Parts:
         queue: TransferQueue's interface; None makes the in-process store.
     """
     seed_all(config.trainer.seed)
-    rollout_config, traced_queue = config.actor_rollout_ref.rollout, trace_queue(queue)
-    source, tokenizer = _init_tokenizer(config)
-    stream, validation, steps = _init_dataloader(config, tokenizer)
+    traced_queue = trace_queue(queue)
+    source, tokenizer = init_tokenizer(config)
+    prompts = init_dataloader(config, tokenizer)
     pool = create_resource_pool(config)
     spawn_worker_groups(pool)
     module = load_module(config, source)
-    worker = init_model(config, traced_queue, module, tokenizer, steps)
+    worker = init_model(config, traced_queue, module, tokenizer, prompts.total_training_steps)
     reward = init_reward_loop_manager(config, tokenizer)
     rollout = init_llm_server_manager(config, worker.policy.resident_copy(), tokenizer)
     checkpoint_manager = init_checkpoint_engine_manager(config, worker, rollout)
-    controller = kl_controller(config.algorithm.kl_ctrl)
-    return Parts(
-        config=config,
-        tokenizer=tokenizer,
-        stream=stream,
-        validation=validation,
+    return make_parts(
+        config,
+        tokenizer,
+        prompts,
+        ModelFacts.of(module, tokenizer),
         queue=traced_queue,
         worker=worker,
         rollout=rollout,
         reward=reward,
-        replay_buffer=ReplayBuffer(traced_queue, policy=RefillPolicy.of(config)),
         checkpoint_manager=checkpoint_manager,
-        total_training_steps=steps,
-        prompt_length=rollout_config.prompt_length or config.data.max_prompt_length,
-        response_length=rollout_config.response_length or config.data.max_response_length,
-        vocab_size=vocab_size(module),
-        eos_token_ids=eos_token_ids(module, tokenizer),
+    )
+
+
+def make_parts(
+    config: Any,
+    tokenizer: Any,
+    prompts: Prompts,
+    facts: ModelFacts,
+    *,
+    queue: Any,
+    worker: Any,
+    rollout: Any,
+    reward: RewardLoopManager,
+    checkpoint_manager: Any,
+) -> Parts:
+    """Everything a trainer is made of, of the parts that differ by mode and those that do not."""
+    controller = kl_controller(config.algorithm.kl_ctrl)
+    return Parts(
+        config=config,
+        tokenizer=tokenizer,
+        stream=prompts.stream,
+        validation=prompts.validation,
+        queue=queue,
+        worker=worker,
+        rollout=rollout,
+        reward=reward,
+        replay_buffer=ReplayBuffer(queue, policy=RefillPolicy.of(config)),
+        checkpoint_manager=checkpoint_manager,
+        total_training_steps=prompts.total_training_steps,
+        prompt_length=prompt_length(config),
+        response_length=response_length(config),
+        vocab_size=facts.vocab_size,
+        eos_token_ids=facts.eos_token_ids,
         with_reference=need_reference_policy(config),
         kl_controller=controller,
         stateful=(
@@ -137,21 +179,31 @@ def build_parts(config: Any, queue: Any = None) -> Parts:
     )
 
 
+def prompt_length(config: Any) -> int:
+    """Most tokens of a prompt."""
+    return int(config.actor_rollout_ref.rollout.prompt_length or config.data.max_prompt_length)
+
+
+def response_length(config: Any) -> int:
+    """Most tokens of a response."""
+    return int(config.actor_rollout_ref.rollout.response_length or config.data.max_response_length)
+
+
 def trace_queue(queue: Any = None) -> Any:
     """TransferQueue's interface with a recorder's eyes on it; None makes the in-process store."""
     return hooks.trace_queue(queue if queue is not None else LocalTransferQueue())
 
 
-def _init_tokenizer(config: Any) -> tuple[ModelSource, Any]:
+def init_tokenizer(config: Any) -> tuple[ModelSource, Any]:
     model = config.actor_rollout_ref.model
     source = find_model(model.path, model.tokenizer_path)
     tokenizer = load_tokenizer(source, trust_remote_code=model.trust_remote_code)
-    _made("_init_tokenizer", vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
+    made("_init_tokenizer", vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
     return source, tokenizer
 
 
-def _init_dataloader(config: Any, tokenizer: Any) -> tuple[PromptStream, ValidationPrompts | None, int]:
-    """The two streams of prompts, and the steps of the run.
+def init_dataloader(config: Any, tokenizer: Any) -> Prompts:
+    """The streams of prompts, and the steps of the run.
 
     A made task makes other rows for the validation than for the training: its seed is the next one.
     """
@@ -177,7 +229,7 @@ def _init_dataloader(config: Any, tokenizer: Any) -> tuple[PromptStream, Validat
             rows, batch_size=data.val_batch_size, shuffle=data.validation_shuffle, seed=trainer.seed
         )
     steps = trainer.total_training_steps or trainer.total_epochs * (len(train) // data.train_batch_size)
-    _made(
+    made(
         "_init_dataloader",
         train_rows=len(train),
         train_rows_dropped=train.dropped,
@@ -185,7 +237,7 @@ def _init_dataloader(config: Any, tokenizer: Any) -> tuple[PromptStream, Validat
         val_rows=0 if validation is None else len(validation),
         total_training_steps=steps,
     )
-    return PromptStream(dataloader, trainer.seed), validation, steps
+    return Prompts(PromptStream(dataloader, trainer.seed), validation, steps)
 
 
 def create_resource_pool(config: Any) -> ResourcePool:
@@ -193,13 +245,13 @@ def create_resource_pool(config: Any) -> ResourcePool:
     nodes = (config.trainer.n_gpus_per_node,) * config.trainer.nnodes
     role = "actor_rollout_ref" if need_reference_policy(config) else "actor_rollout"
     pool = ResourcePool("global_pool", nodes, (role,))
-    _made("create_resource_pool", name=pool.name, process_on_nodes=list(nodes), world_size=pool.world_size)
+    made("create_resource_pool", name=pool.name, process_on_nodes=list(nodes), world_size=pool.world_size)
     return pool
 
 
 def spawn_worker_groups(pool: ResourcePool) -> None:
     """One worker group for the roles of the pool: in embedded mode it is this process, and nothing is started."""
-    _made("spawn", roles=",".join(pool.roles), world_size=pool.world_size, processes=1)
+    made("spawn", roles=",".join(pool.roles), world_size=pool.world_size, processes=1)
 
 
 def load_module(config: Any, source: ModelSource) -> torch.nn.Module:
@@ -235,7 +287,7 @@ def init_model(
         probe=config.trace.probe,
     )
     parameters = sum(parameter.numel() for parameter in module.parameters())
-    _made("init_model", parameters=parameters, with_reference=with_reference)
+    made("init_model", parameters=parameters, with_reference=with_reference)
     record_init(worker)
     return worker
 
@@ -244,7 +296,7 @@ def init_reward_loop_manager(config: Any, tokenizer: Any) -> RewardLoopManager:
     """Who scores the trajectories, in the agent loop or after it."""
     colocated = config.reward.reward_model.enable
     reward = RewardLoopManager(reward_manager(config.reward, tokenizer), colocated=colocated)
-    _made("RewardLoopManager", reward_manager=config.reward.reward_manager, colocated=colocated)
+    made("RewardLoopManager", reward_manager=config.reward.reward_manager, colocated=colocated)
     return reward
 
 
@@ -254,25 +306,30 @@ def init_llm_server_manager(config: Any, module: torch.nn.Module, tokenizer: Any
     Args:
         module: that copy.
     """
-    rollout = HFRollout(
+    rollout = make_rollout(config, module, tokenizer)
+    made("LLMServerManager", name=config.actor_rollout_ref.rollout.name, replicas=1)
+    return rollout
+
+
+def make_rollout(config: Any, module: torch.nn.Module, tokenizer: Any) -> RolloutEngine:
+    """The engine ``rollout.name`` asks for, over a model of its own."""
+    return HFRollout(
         module,
         eos_token_ids=eos_token_ids(module, tokenizer),
         pad_token_id=tokenizer.pad_token_id,
         max_num_seqs=config.actor_rollout_ref.rollout.max_num_seqs,
     )
-    _made("LLMServerManager", name=config.actor_rollout_ref.rollout.name, replicas=1)
-    return rollout
 
 
 def init_checkpoint_engine_manager(
     config: Any, worker: ActorRolloutRefWorker, rollout: RolloutEngine
 ) -> CheckpointEngineManager:
     """What carries the weights from the actor to the rollout."""
-    _made("CheckpointEngineManager", backend="naive", replicas=1)
+    made("CheckpointEngineManager", backend="naive", replicas=1)
     return CheckpointEngineManager(worker, [rollout], record_weights=config.trace.weights)
 
 
-def _made(what: str, producer: str = "PPOTrainer._setup", **attrs: Any) -> None:
+def made(what: str, producer: str = "PPOTrainer._setup", **attrs: Any) -> None:
     """One step of the initialisation, as an event of the ``init`` stage."""
     text = {name: str(value) for name, value in attrs.items()}
     hooks.current().event("produce", what, producer=producer, attrs=text)
@@ -299,16 +356,52 @@ def _prompt_length_key(config: Any) -> str:
 def build_agent_loop_manager(config: Any, parts: Parts) -> AgentLoopManager:
     """Agent-loop workers over the built parts (verl ``init_agent_loop_manager``)."""
     agent = config.actor_rollout_ref.rollout.agent
+    register_loops(config)
+    context = loop_context(config, parts.rollout, parts.tokenizer, parts.vocab_size)
+    workers = [
+        AgentLoopWorker(
+            parts.queue,
+            context,
+            parts.reward.session_scorer,
+            default_agent_loop=agent.default_agent_loop,
+            seed=config.trainer.seed,
+        )
+        for _ in range(agent.num_workers)
+    ]
+    return make_agent_loop_manager(config, workers)
+
+
+def make_agent_loop_manager(config: Any, workers: Sequence[Any]) -> AgentLoopManager:
+    """The manager the configuration names, over workers that are there."""
+    agent = config.actor_rollout_ref.rollout.agent
+    manager: AgentLoopManager = agent_loop_manager_class(agent.agent_loop_manager_class)(list(workers))
+    made(
+        "init_agent_loop_manager",
+        producer="TaskRunner.init_agent_loop_manager",
+        num_workers=agent.num_workers,
+        default_agent_loop=agent.default_agent_loop,
+        manager=type(manager).__name__,
+    )
+    return manager
+
+
+def register_loops(config: Any) -> None:
+    """Make the agent loops of the configuration known; an unknown name is a mistake to report now, not in a session."""
+    agent = config.actor_rollout_ref.rollout.agent
     if agent.agent_loop_config_path is not None:
         register_agent_loops(agent.agent_loop_config_path)
-    agent_loop(agent.default_agent_loop)  # an unknown name is a mistake to report now, not in the first session
+    agent_loop(agent.default_agent_loop)
+
+
+def loop_context(config: Any, rollout: Any, tokenizer: Any, vocab_size: int) -> LoopContext:
+    """What a worker gives each loop, by the configuration."""
     multi_turn = config.actor_rollout_ref.rollout.multi_turn
-    context = LoopContext(
-        rollout=parts.rollout,
-        tokenizer=parts.tokenizer,
-        prompt_length=parts.prompt_length,
-        response_length=parts.response_length,
-        vocab_size=parts.vocab_size,
+    return LoopContext(
+        rollout=rollout,
+        tokenizer=tokenizer,
+        prompt_length=prompt_length(config),
+        response_length=response_length(config),
+        vocab_size=vocab_size,
         prompt_length_key=_prompt_length_key(config),
         truncation=config.data.truncation,
         template_kwargs=OmegaConf.to_container(config.data.apply_chat_template_kwargs),
@@ -317,26 +410,6 @@ def build_agent_loop_manager(config: Any, parts: Parts) -> AgentLoopManager:
         tools=load_tools(multi_turn.tool_config_path),
         interactions=load_interactions(multi_turn.interaction_config_path),
     )
-    manager: AgentLoopManager = agent_loop_manager_class(agent.agent_loop_manager_class)(
-        [
-            AgentLoopWorker(
-                parts.queue,
-                context,
-                parts.reward.session_scorer,
-                default_agent_loop=agent.default_agent_loop,
-                seed=config.trainer.seed,
-            )
-            for _ in range(agent.num_workers)
-        ]
-    )
-    _made(
-        "init_agent_loop_manager",
-        producer="TaskRunner.init_agent_loop_manager",
-        num_workers=agent.num_workers,
-        default_agent_loop=agent.default_agent_loop,
-        manager=type(manager).__name__,
-    )
-    return manager
 
 
 # Parameters below which one thread is faster: operators this small cost less than waking a second core for them

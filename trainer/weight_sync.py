@@ -1,7 +1,8 @@
 """The life of the weights between actor and rollout (verl ``CheckpointEngineManager``, backend ``naive``).
 
 One round of a synchronous step: the rollout sleeps once the batch is sampled; after the update the actor's tensors are
-copied into the rollout's own module under a version, the prefix cache begins anew, and the rollout wakes.
+copied into the rollout's own module under a version, the prefix cache begins anew, and the rollout wakes. What each
+side does stands in a function of its own, because the two may be processes.
 """
 
 from __future__ import annotations
@@ -9,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from torch import Tensor
+
 from lineage import hooks
 from lineage.hooks import Weights, traced
 from lineage.trainer.actor import ActorRolloutRefWorker
 from lineage.trainer.rollout.base import RolloutEngine
+
+RECEIVER = "RolloutEngine"
 
 
 class CheckpointEngineManager:
@@ -31,33 +36,54 @@ class CheckpointEngineManager:
         self.replicas = list(replicas)
         self.record_weights = record_weights
 
-    @traced("weight_sync", component="CheckpointEngineManager.sleep_replicas", consumer="RolloutEngine")
+    @traced("weight_sync", component="CheckpointEngineManager.sleep_replicas", consumer=RECEIVER)
     def sleep_replicas(self) -> None:
         """Stop generation: no request is admitted until the next sync has ended."""
         for replica in self.replicas:
-            replica.sleep()
-            hooks.current().event("sleep", "rollout", weights=_engine(replica))
+            sleep(replica)
 
-    @traced("weight_sync", component="CheckpointEngineManager.update_weights", consumer="RolloutEngine")
+    @traced("weight_sync", component="CheckpointEngineManager.update_weights", consumer=RECEIVER)
     def update_weights(self, global_steps: int) -> None:
         """Give the actor's weights to every replica as version ``global_steps`` and wake it."""
-        stage, recording = hooks.current(), hooks.recorder().enabled and self.record_weights
-        sent = dict(self.worker.state_dict())
-        at = replace(self.worker.weights, version=global_steps)
-        if recording:
-            stage.params("sync", sent, weights=at)
-        else:
-            stage.event("sync", "parameters", entity="param", weights=at)
+        recording = hooks.recorder().enabled and self.record_weights
+        sent = send(self.worker, global_steps, recording=recording)
         for replica in self.replicas:
-            replica.update_weights(sent.items(), global_steps)
-            if recording:
-                stage.params("sync", replica.resident(), weights=_engine(replica))
-            else:
-                stage.event("sync", "parameters", entity="param", weights=_engine(replica))
-            replica.reset_cache()
-            stage.event("cache_reset", "rollout", weights=_engine(replica))
-            replica.wake_up()
-            stage.event("wake", "rollout", weights=_engine(replica))
+            receive(replica, sent, global_steps, recording=recording)
+
+
+def sleep(replica: RolloutEngine) -> None:
+    """The rollout's side of :meth:`CheckpointEngineManager.sleep_replicas`."""
+    replica.sleep()
+    hooks.current().event("sleep", "rollout", weights=_engine(replica))
+
+
+def send(worker: ActorRolloutRefWorker, global_steps: int, *, recording: bool) -> dict[str, Tensor]:
+    """The actor's side of a sync: the tensors that go as version ``global_steps``.
+
+    Args:
+        recording: fingerprint every tensor.
+    """
+    sent = dict(worker.state_dict())
+    at = replace(worker.weights, version=global_steps)
+    if recording:
+        hooks.current().params("sync", sent, weights=at)
+    else:
+        hooks.current().event("sync", "parameters", entity="param", weights=at)
+    return sent
+
+
+def receive(replica: RolloutEngine, sent: dict[str, Tensor], global_steps: int, *, recording: bool) -> None:
+    """The rollout's side of a sync: take the tensors, forget what was computed with older ones, and wake."""
+    stage = hooks.current()
+    replica.update_weights(sent.items(), global_steps)
+    if recording:
+        stage.params("sync", replica.resident(), weights=_engine(replica))
+    else:
+        stage.event("sync", "parameters", entity="param", weights=_engine(replica))
+    replica.reset_cache()
+    stage.event("cache_reset", "rollout", weights=_engine(replica))
+    replica.wake_up()
+    stage.event("wake", "rollout", weights=_engine(replica))
 
 
 def _engine(replica: RolloutEngine) -> Weights | None:

@@ -189,7 +189,8 @@ class TracedQueue:
 
     def _note(self, keys: Sequence[str], tags: Sequence[Mapping[str, Any]]) -> None:
         for key, tag in zip(keys, tags, strict=True):
-            self._is_prompt[key] = bool(tag.get("is_prompt", self._is_prompt.get(key, False)))
+            if "is_prompt" in tag:  # another process may have said it, and this one only tags on
+                self._is_prompt[key] = bool(tag["is_prompt"])
 
     def _entity(self, keys: Sequence[str]) -> str:
         """What the keys of one call name: a prompt where it was tagged so, or has no tags and is a bare uid."""

@@ -14,7 +14,7 @@ from lineage.cli.run import EXPERIMENTS
 from lineage.hooks import UserError
 from lineage.trainer.config import (
     ConfigError,
-    adapt_to_embedded,
+    adapt_to_mode,
     compose,
     experiments,
     keys,
@@ -57,26 +57,26 @@ def test_default_is_valid_and_small():
 def test_every_override_of_the_script_is_accepted():
     """Each override the seed names is taken by its verl name and lands in the tree or is said to have no meaning."""
     config = compose(SCRIPT)
-    lines = adapt_to_embedded(config, SCRIPT)
+    lines = adapt_to_mode(config, SCRIPT)
     validate_config(config)
     assert config.actor_rollout_ref.rollout.n == 8
     assert config.data.truncation == "error"
     said = [line.split("=")[0].removeprefix("ignored: ") for line in lines]
     assert said == ["actor_rollout_ref.rollout.name", "actor_rollout_ref.ref.fsdp_config.param_offload"]
-    assert all("has no meaning in embedded mode" in line for line in lines)
+    assert all("has no meaning in mode=embedded" in line for line in lines)
 
 
 def test_replaced_values_say_what_runs():
     """The resolved configuration names the engine that really generates, not the one that was asked for."""
     config = compose(["rollout.name=vllm"])
-    adapt_to_embedded(config, ["rollout.name=vllm"])
+    adapt_to_mode(config, ["rollout.name=vllm"])
     assert config.actor_rollout_ref.rollout.name == "hf"
 
 
 def test_a_default_typed_out_is_not_mentioned():
     """A key without meaning set to its default is no news."""
     override = ["actor_rollout_ref.rollout.tensor_model_parallel_size=1"]
-    assert adapt_to_embedded(compose(override), override) == []
+    assert adapt_to_mode(compose(override), override) == []
 
 
 @pytest.mark.parametrize("name", ["model.path", "actor_rollout_ref.model.path"])
@@ -250,8 +250,8 @@ def test_keys_of_an_experiment_count_as_typed(tmp_path):
     config = compose(overrides)
     assert config.trainer.total_training_steps is None
     assert config.actor_rollout_ref.actor.ppo_mini_batch_size == 2
-    assert adapt_to_embedded(config, overrides) == [
-        "ignored: actor_rollout_ref.actor.strategy=fsdp has no meaning in embedded mode"
+    assert adapt_to_mode(config, overrides) == [
+        "ignored: actor_rollout_ref.actor.strategy=fsdp has no meaning in mode=embedded"
     ]
     own.write_text("data: {train_batch_size: 2}\nactor_rollout_ref: {actor: {ppo_mini_batch_size: 4}}\n")
     assert compose([f"+experiment={own}"]).actor_rollout_ref.actor.ppo_mini_batch_size == 4

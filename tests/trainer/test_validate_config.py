@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from omegaconf import OmegaConf
 
-from lineage.trainer.config import ConfigError, adapt_to_embedded, compose, validate_config
+from lineage.trainer.config import ConfigError, adapt_to_mode, compose, validate_config
 from lineage.trainer.config.ppo_trainer import KLControlConfig
 from lineage.trainer.config.validate import CHOICES, LOGGERS
 from lineage.trainer.kl_control import kl_controller
@@ -66,7 +66,7 @@ def test_a_fetch_that_is_replaced_is_said(key):
 def test_the_dtype_of_a_reference_is_said_to_be_the_actors():
     """Its key is accepted, and has no meaning: the reference is a copy of the actor."""
     typed = ["actor_rollout_ref.ref.fsdp_config.model_dtype=bf16", f"{ACTOR}.fsdp_config.model_dtype=bf16"]
-    (line,) = adapt_to_embedded(compose(typed), typed)
+    (line,) = adapt_to_mode(compose(typed), typed)
     assert line.startswith("ignored: actor_rollout_ref.ref.fsdp_config.model_dtype=bf16 has no meaning")
 
 

@@ -8,12 +8,12 @@ from lineage.trainer.config.compose import compose, overridden, resolved, save, 
 from lineage.trainer.config.errors import ConfigError
 from lineage.trainer.config.ppo_trainer import PPOTrainerConfig
 from lineage.trainer.config.tree import keys
-from lineage.trainer.config.validate import adapt_to_embedded, loggers, need_reference_policy, validate_config
+from lineage.trainer.config.validate import adapt_to_mode, loggers, need_reference_policy, validate_config
 
 __all__ = [
     "ConfigError",
     "PPOTrainerConfig",
-    "adapt_to_embedded",
+    "adapt_to_mode",
     "compose",
     "keys",
     "loggers",

@@ -10,11 +10,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 NO_MEANING = {"meaning": "none"}
+ON_RAY = {"meaning": "ray"}
 
 
 def unused(default: Any) -> Any:
-    """A key of verl that is accepted, and has no meaning in embedded mode."""
+    """A key of verl that is accepted, and has no meaning here."""
     return field(default=default, metadata=NO_MEANING)
+
+
+def on_ray(default: Any) -> Any:
+    """A key that means something with ``mode=ray`` only."""
+    return field(default=default, metadata=ON_RAY)
 
 
 @dataclass
@@ -73,17 +79,20 @@ class OptimConfig:
 
 @dataclass
 class FSDPConfig:
-    """``fsdp_config``; its meaning comes with the FSDP2 engine (mode=ray).
+    """``fsdp_config``: how the FSDP2 engine of ``mode=ray`` holds a model.
 
     Attributes:
         model_dtype: dtype of the weights: ``fp32``, ``bf16`` or ``fp16``.
+        fsdp_size: ranks that share one copy of the weights; -1 takes all. The batch is dealt over all ranks anyway.
+        reshard_after_forward: give gathered weights up between forward and backward.
+        param_offload: keep the weights in the host's memory between uses; of the reference.
     """
 
     param_offload: bool = unused(False)
     optimizer_offload: bool = unused(False)
     offload_policy: bool = unused(False)
-    reshard_after_forward: bool = unused(True)
-    fsdp_size: int = unused(-1)
+    reshard_after_forward: bool = on_ray(True)
+    fsdp_size: int = on_ray(-1)
     forward_prefetch: bool = unused(False)
     use_torch_compile: bool = unused(False)
     ulysses_sequence_parallel_size: int = unused(1)
@@ -96,6 +105,7 @@ class FSDPConfig:
 class RefFSDPConfig(FSDPConfig):
     """``fsdp_config`` of the reference, which in embedded mode is a copy of the actor, in the actor's dtype."""
 
+    param_offload: bool = on_ray(False)
     model_dtype: str = unused("fp32")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,8 +56,9 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
             ``+experiment=NAME`` (or a list of names, or the path of a YAML file) stands anywhere among them: the
             dotted keys are applied over it.
 
-    Two defaults follow what is typed, by the user or in an experiment: ``total_training_steps`` is null when only
-    ``total_epochs`` is given, and ``ppo_mini_batch_size`` is no greater than a smaller ``train_batch_size``.
+    Some defaults follow what is typed, by the user or in an experiment: ``total_training_steps`` is null when only
+    ``total_epochs`` is given, ``ppo_mini_batch_size`` is no greater than a smaller ``train_batch_size``, and with
+    ``mode=ray`` nobody records in a process of its own. ``n_ranks`` becomes ``nnodes`` and ``n_gpus_per_node``.
 
     Raises:
         ConfigError: an override that is not one, an unknown key or experiment (with the nearest valid ones) or a
@@ -74,6 +75,9 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     actor = config.actor_rollout_ref.actor
     if "actor_rollout_ref.actor.ppo_mini_batch_size" not in typed and config.data.train_batch_size > 0:
         actor.ppo_mini_batch_size = min(actor.ppo_mini_batch_size, config.data.train_batch_size)
+    if config.mode == "ray" and "trace.sidecar" not in typed:
+        config.trace.sidecar = False
+    _expand_ranks(config, typed)
     return config
 
 
@@ -82,6 +86,17 @@ def overridden(overrides: Sequence[str]) -> list[str]:
     asked = _read(overrides)
     groups = experiments.chosen(asked.experiments)
     return [*_experiment_keys(groups, asked.experiments), *(key for key, _ in asked.values)]
+
+
+def _expand_ranks(config: DictConfig, typed: Collection[str]) -> None:
+    """``trainer.n_ranks`` as the two sizes it is short for."""
+    ranks = config.trainer.n_ranks
+    if ranks is None:
+        return
+    for key in ("trainer.nnodes", "trainer.n_gpus_per_node"):
+        if key in typed:
+            raise ConfigError(f"trainer.n_ranks={ranks} is short for {key} and its like: set either, not both")
+    config.trainer.nnodes, config.trainer.n_gpus_per_node = 1, ranks
 
 
 def _base(groups: Sequence[str], words: Sequence[str]) -> DictConfig:

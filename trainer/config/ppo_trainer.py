@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from lineage.trainer.config.actor_rollout_ref import ActorRolloutRefConfig, unused
+from lineage.trainer.config.actor_rollout_ref import ON_RAY, ActorRolloutRefConfig, on_ray, unused
 
 
 @dataclass
@@ -171,11 +171,12 @@ class RewardConfig:
     Attributes:
         scorer: scorer of every row; null chooses by ``data_source``.
         reward_manager: ``naive`` decodes the response and calls the scorer.
+        num_workers: processes that score, with ``mode=ray``.
     """
 
     scorer: str | None = None
     reward_manager: str = "naive"
-    num_workers: int = unused(1)
+    num_workers: int = on_ray(1)
     custom_reward_function: CustomRewardFunctionConfig = field(default_factory=CustomRewardFunctionConfig)
     reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
 
@@ -230,7 +231,8 @@ class TrainerConfig:
     Attributes:
         total_training_steps: steps; null runs ``total_epochs`` passes over the data.
         total_epochs: used when ``total_training_steps`` is null (setting it alone makes the other null).
-        n_gpus_per_node, nnodes: their product is the actor's data-parallel size, simulated in embedded mode.
+        n_gpus_per_node, nnodes: their product is the actor's data-parallel size; embedded mode plays its ranks in turn.
+        n_ranks: short for ``nnodes=1 n_gpus_per_node=...``.
         device: ``auto`` takes CUDA when there is one.
         logger: one or a list of ``console``, ``jsonl``, ``tensorboard``, ``wandb``, ``mlflow``, ``trackio``.
         project_name, experiment_name: what those services file the run under.
@@ -255,6 +257,7 @@ class TrainerConfig:
     total_epochs: int = 1
     n_gpus_per_node: int = 1
     nnodes: int = 1
+    n_ranks: int | None = None
     device: str = "auto"
     logger: Any = field(default_factory=lambda: ["console", "jsonl"])
     project_name: str = "lineage"
@@ -288,7 +291,8 @@ class TraceConfig:
         every: record one step in so many.
         keep_steps: keep the last so many traced steps, and never more than twice as many; null keeps all.
         reuse: contents of a step that are equal share their statistics.
-        sidecar: record in a process of its own, so that a step pays for a snapshot only.
+        sidecar: record in a process of its own, so that a step pays for a snapshot only; with ``mode=ray``, which has
+            processes enough, only where it is set.
         capture_text: store prompts and responses in the trace; not in this version. Off: a trace never holds them.
         weights: fingerprint every parameter at each weight sync, and a sample of the reference's whenever it scores.
         probe: so many rows a step are scored once more, each alone, by actor and reference; 0 scores none.
@@ -304,12 +308,31 @@ class TraceConfig:
     probe: int = 0
 
 
+def _one_storage_unit() -> dict[str, Any]:
+    """TransferQueue's own default is two, for machines of more cores."""
+    return {"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}
+
+
+@dataclass
+class RayConfig:
+    """``ray_kwargs``: the cluster of ``mode=ray``.
+
+    Attributes:
+        ray_init: arguments of ``ray.init``; ``address`` joins a cluster, else one is started with a logical CPU for
+            every process of the run.
+    """
+
+    ray_init: dict[str, Any] = field(default_factory=dict, metadata=ON_RAY)
+
+
 @dataclass
 class PPOTrainerConfig:
     """The whole configuration.
 
     Attributes:
-        mode: ``embedded``: one process, in-process store, transformers generation.
+        mode: ``embedded``: one process, in-process store, transformers generation. ``ray``: the same trainer on Ray
+            actors, TransferQueue and FSDP2.
+        transfer_queue: TransferQueue's own configuration, with ``mode=ray``.
     """
 
     mode: str = "embedded"
@@ -319,3 +342,5 @@ class PPOTrainerConfig:
     reward: RewardConfig = field(default_factory=RewardConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     trace: TraceConfig = field(default_factory=TraceConfig)
+    transfer_queue: dict[str, Any] = field(default_factory=_one_storage_unit, metadata=ON_RAY)
+    ray_kwargs: RayConfig = field(default_factory=RayConfig)

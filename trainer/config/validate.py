@@ -16,7 +16,7 @@ from lineage.trainer.correction.rejection_rules import rejection_rules
 _KL_ESTIMATORS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 # Values this version runs; anything else is one error line that names these.
 CHOICES: dict[str, tuple[str | None, ...]] = {
-    "mode": ("embedded",),
+    "mode": ("embedded", "ray"),
     "algorithm.adv_estimator": ("grpo",),
     "actor_rollout_ref.actor.kl_loss_type": (*_KL_ESTIMATORS, *(f"{name}+" for name in _KL_ESTIMATORS)),
     "algorithm.kl_penalty": _KL_ESTIMATORS,
@@ -47,6 +47,7 @@ POSITIVE = (
     "actor_rollout_ref.actor.grad_clip",
     "trainer.n_gpus_per_node",
     "trainer.nnodes",
+    "reward.num_workers",
     "trainer.total_epochs",
     "trainer.v1.sync.parameter_sync_step",
     "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
@@ -72,6 +73,7 @@ POSITIVE_OR_NULL = (
     "actor_rollout_ref.rollout.multi_turn.max_user_turns",
     "data.gen_batch_size",
     "data.val_batch_size",
+    "trainer.n_ranks",
     "trainer.total_training_steps",
     "trainer.max_actor_ckpt_to_keep",
     "trace.keep_steps",
@@ -98,8 +100,8 @@ LOGGERS = ("console", "jsonl", "tensorboard", "wandb", "mlflow", "trackio")
 # verl values that change how the work is packed or served, not what it computes: accepted, said, and replaced.
 REPLACED: dict[str, dict[Any, tuple[Any, str]]] = {
     "actor_rollout_ref.rollout.name": {
-        "vllm": ("hf", "embedded mode generates with transformers"),
-        "sglang": ("hf", "embedded mode generates with transformers"),
+        "vllm": ("hf", "this version generates with transformers"),
+        "sglang": ("hf", "this version generates with transformers"),
     },
 }
 
@@ -115,15 +117,15 @@ def loggers(config: DictConfig) -> list[str]:
     return [names] if isinstance(names, str) else [str(name) for name in names or ()]
 
 
-def adapt_to_embedded(config: DictConfig, overrides: Sequence[str] = ()) -> list[str]:
-    """Replace verl values that embedded mode serves another way, in place, and say so.
+def adapt_to_mode(config: DictConfig, overrides: Sequence[str] = ()) -> list[str]:
+    """Replace verl values that are served another way here, in place, and say so.
 
     Args:
         config: composed configuration; afterwards it says what will really run.
         overrides: what the user typed: only those are mentioned.
 
     Returns:
-        One line for each key accepted without its meaning: ``ignored: ... has no meaning in embedded mode``.
+        One line for each key accepted without its meaning: ``ignored: ... has no meaning in mode=embedded``.
     """
     lines = []
     for key, answers in REPLACED.items():
@@ -132,13 +134,14 @@ def adapt_to_embedded(config: DictConfig, overrides: Sequence[str] = ()) -> list
             instead, why = answers[value]
             with open_dict(config):
                 OmegaConf.update(config, key, instead)
-            lines.append(f"ignored: {key}={_text(value)} has no meaning in embedded mode ({why})")
+            lines.append(f"ignored: {key}={_text(value)} has no meaning in mode={config.mode} ({why})")
     typed = dict.fromkeys(overridden(overrides))
-    nothing = {name: default for name, default, field in keys() if field.metadata.get("meaning") == "none"}
+    unheard = ("none",) if config.mode == "ray" else ("none", "ray")
+    nothing = {name: default for name, default, field in keys() if field.metadata.get("meaning") in unheard}
     for key in typed:
         if key in nothing and OmegaConf.select(config, key) != nothing[key]:
             value = OmegaConf.select(config, key)
-            lines.append(f"ignored: {key}={_text(value)} has no meaning in embedded mode")
+            lines.append(f"ignored: {key}={_text(value)} has no meaning in mode={config.mode}")
     return lines
 
 
@@ -364,6 +367,11 @@ def _check_lineage(config: DictConfig) -> list[str]:
         why = "LINEAGE_DISABLED is set" if disabled() else "trace.enabled=false"
         raise ConfigError(
             f"trainer.lineage.on_violation={wanted} checks what is traced, and {why}: trace, or set it off"
+        )
+    if config.mode == "ray":
+        raise ConfigError(
+            f"trainer.lineage.on_violation={wanted} judges the rows of one process, and mode=ray has several: set it "
+            "off; the whole trace is checked when the run ends"
         )
     if config.trace.every > 1:
         return [f"trainer.lineage.on_violation={wanted} sees one step in {config.trace.every} (trace.every)"]

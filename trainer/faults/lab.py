@@ -23,7 +23,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from lineage import hooks
 from lineage.run import TRACE_FILE
-from lineage.trainer.config import adapt_to_embedded, compose, resolved, validate_config
+from lineage.trainer.config import adapt_to_mode, compose, resolved, validate_config
 from lineage.trainer.faults.registry import Fault
 from lineage.trainer.faults.rows import TraceRows
 from lineage.trainer.grpo import PPOTrainerSync
@@ -95,7 +95,7 @@ def _record(target: Path, folder: Path, fault: Fault | None, overrides: Sequence
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     disable_progress_bar()
     config = compose([line.replace(FOLDER, str(folder)) for line in (*OVERRIDES, *overrides)])
-    adapt_to_embedded(config)
+    adapt_to_mode(config)
     validate_config(config)
     model = find_model(config.actor_rollout_ref.model.path)
     facts = {

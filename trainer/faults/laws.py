@@ -22,7 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 from lineage import hooks
 from lineage.trainer.advantage import compute_advantage
 from lineage.trainer.batching.micro_batches import MicroBatchLimit
-from lineage.trainer.config import adapt_to_embedded, compose, validate_config
+from lineage.trainer.config import adapt_to_mode, compose, validate_config
 from lineage.trainer.config.actor_rollout_ref import ActorConfig
 from lineage.trainer.config.ppo_trainer import RolloutCorrectionConfig
 from lineage.trainer.correction.rollout_correction import compute_rollout_correction
@@ -263,7 +263,7 @@ def run(folder: Path, *overrides: str, traced: bool = False) -> Tensor:
     """Train the lab's run in a folder; returns the actor's weights as one vector."""
     disable_progress_bar()
     config = compose([*lab.OVERRIDES, f"trainer.default_local_dir={folder / 'checkpoints'}", *overrides])
-    adapt_to_embedded(config)
+    adapt_to_mode(config)
     validate_config(config)
     trainer = PPOTrainerSync(config, folder=folder)
 

@@ -6,6 +6,7 @@ Enters: ``model.path``. Leaves: a Hugging Face folder, the module, its tokenizer
 
 from lineage.trainer.models.find import (
     ModelError,
+    ModelFacts,
     ModelSource,
     cache_folder,
     eos_token_ids,
@@ -18,6 +19,7 @@ from lineage.trainer.models.find import (
 
 __all__ = [
     "ModelError",
+    "ModelFacts",
     "ModelSource",
     "cache_folder",
     "eos_token_ids",

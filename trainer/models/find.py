@@ -149,6 +149,27 @@ def vocab_size(model: torch.nn.Module) -> int:
     return int(model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
 
 
+@dataclass(frozen=True)
+class ModelFacts:
+    """What those who do not have the model must know of it.
+
+    Attributes:
+        parameters: numbers in it.
+        vocab_size: its token ids lie below.
+        eos_token_ids: ids that end a response, the first one fills padding rows.
+    """
+
+    parameters: int
+    vocab_size: int
+    eos_token_ids: list[int]
+
+    @classmethod
+    def of(cls, model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase) -> ModelFacts:
+        """Facts of a model that is loaded."""
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        return cls(parameters, vocab_size(model), eos_token_ids(model, tokenizer))
+
+
 def cache_folder() -> Path:
     """Where made models are kept."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

@@ -1,0 +1,65 @@
+"""Ray itself: started as the configuration says, with logical resources, and ended with the run."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import ray
+from omegaconf import OmegaConf
+
+from lineage.hooks import first_line
+from lineage.trainer.ray.errors import ClusterError
+
+# the task runner, the rollout, and TransferQueue's controller
+_OTHERS = 3
+
+
+def start(config: Any) -> None:
+    """Start or join a Ray cluster (verl ``ray_kwargs.ray_init``).
+
+    CPUs are logical: every process of the run asks for one, and a machine of fewer cores lends them by turns. What is
+    typed under ``ray_kwargs.ray_init`` goes to ``ray.init`` as it is.
+
+    Raises:
+        ClusterError: Ray does not start, or the cluster has not the CPUs the run asks for.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing leaves the machine
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    typed = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
+    options: dict[str, Any] = {"address": "local", "include_dashboard": False, "logging_level": logging.ERROR}
+    if "address" not in typed:
+        options["num_cpus"] = max(os.cpu_count() or 1, processes(config))
+    try:
+        ray.init(**{**options, **typed})
+    except (ValueError, TypeError, RuntimeError, ConnectionError, OSError) as error:
+        raise ClusterError(f"ray_kwargs.ray_init={typed}: Ray does not start: {first_line(error)}") from error
+    free = ray.cluster_resources().get("CPU", 0)
+    if free < processes(config):
+        stop()
+        raise ClusterError(
+            f"the Ray cluster has {free:g} logical CPUs, the run asks for {processes(config)}, one a process: raise "
+            "ray_kwargs.ray_init.num_cpus (a CPU may be shared)"
+        )
+
+
+def stop() -> None:
+    """End what :func:`start` started, or leave the cluster it joined."""
+    ray.shutdown()
+
+
+def processes(config: Any) -> int:
+    """Processes of a run, each of which asks for a logical CPU."""
+    rewards = 0 if config.reward.reward_model.enable else config.reward.num_workers
+    agents = config.actor_rollout_ref.rollout.agent.num_workers
+    units = OmegaConf.select(config.transfer_queue, "backend.SimpleStorage.num_data_storage_units", default=1)
+    return int(_OTHERS + units + config.trainer.nnodes * config.trainer.n_gpus_per_node + agents + rewards)
+
+
+def with_gpu(config: Any, share: float) -> dict[str, Any]:
+    """Ray's options of a process that computes with a model: a CPU, and on GPUs a share of one."""
+    on_gpu = config.trainer.device.startswith("cuda") or (
+        config.trainer.device == "auto" and ray.cluster_resources().get("GPU", 0) > 0
+    )
+    return {"num_cpus": 1, **({"num_gpus": share} if on_gpu else {})}

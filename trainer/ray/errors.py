@@ -1,0 +1,102 @@
+"""What goes wrong between processes, as one error of ours: a process that died, or the error another one raised."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError, TaskCancelledError
+
+from lineage.hooks import LineageError, UserError, first_line
+
+# The others of a group notice a death as a broken connection, and may say so before Ray says who died.
+_GRACE_SECONDS = 5.0
+
+
+class ClusterError(UserError):
+    """Ray cannot be started, reached, or has not the resources the run asks for."""
+
+
+class ProcessDiedError(UserError):
+    """A process of the run ended in the middle of its work."""
+
+
+class RemoteError(LineageError):
+    """A process raised what cannot travel to this one."""
+
+
+def answers(calls: Mapping[str, Any], doing: str) -> list[Any]:
+    """What every process of a call returned, in the order of ``calls``.
+
+    Args:
+        calls: reference of each process's answer, by the name of the process.
+        doing: what they do, for the message.
+
+    Raises:
+        ProcessDiedError: one of them died, which then comes before whatever the others say of it.
+        Exception: what one of them raised, as it raised it.
+    """
+    waiting = list(calls.values())
+    while waiting:
+        done, waiting = ray.wait(waiting, num_returns=1)
+        error = _error_of(done[0])
+        if error is not None:
+            raise _first_cause(calls, doing, error)
+    return [ray.get(reference) for reference in calls.values()]
+
+
+async def answer(reference: Any, process: str, doing: str) -> Any:
+    """What one process returned, without holding up the event loop; a cancelled wait cancels the call.
+
+    Raises:
+        ProcessDiedError, Exception: as :func:`answers`.
+    """
+    try:
+        return await reference
+    except asyncio.CancelledError:
+        ray.cancel(reference)
+        raise
+    except RayError as error:
+        raise told(error, process, doing) from None
+
+
+def told(error: BaseException, process: str, doing: str) -> BaseException:
+    """What an error of Ray means: the error that was raised over there, or that the process has died."""
+    if isinstance(error, RayTaskError):
+        cause = error.cause
+        return cause if isinstance(cause, Exception) else RemoteError(f"{process}: {first_line(error)}")
+    if isinstance(error, TaskCancelledError):
+        return asyncio.CancelledError()
+    if isinstance(error, RayActorError):
+        return ProcessDiedError(
+            f"process {process} died in {doing}: the run cannot go on. What it recorded is kept; look at the system's "
+            "log for why (out of memory?), and go on with trainer.resume_mode=auto where checkpoints are saved"
+        )
+    return error
+
+
+def _error_of(reference: Any) -> BaseException | None:
+    try:
+        ray.get(reference)
+    except Exception as error:
+        return error
+    return None
+
+
+def _first_cause(calls: Mapping[str, Any], doing: str, error: BaseException) -> BaseException:
+    """Of what the processes of one call say, the death of one of them, else the error that came first."""
+    ray.wait(list(calls.values()), num_returns=len(calls), timeout=_GRACE_SECONDS)
+    first = None
+    for process, reference in calls.items():
+        try:
+            ray.get(reference, timeout=0)
+        except GetTimeoutError:
+            continue
+        except RayActorError as died:
+            return told(died, process, doing)
+        except Exception as said:
+            if first is None or said is error:
+                first = told(said, process, doing)
+    return first if first is not None else error

@@ -1,0 +1,101 @@
+"""One rank of the training: actor and reference in a process of its own (verl's ``ActorRolloutRefWorker`` actor)."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+
+from lineage import hooks
+from lineage.hooks import Scope, traced
+from lineage.trainer.models import ModelFacts, find_model, load_tokenizer
+from lineage.trainer.protocol import KVBatchMeta
+from lineage.trainer.queue.transfer_queue import TransferQueue
+from lineage.trainer.ray.errors import answers
+from lineage.trainer.ray.recording import RunProcess, RunTrace
+from lineage.trainer.rng import seed_all
+from lineage.trainer.setup import init_model, load_module
+from lineage.trainer.weight_sync import RECEIVER, send
+
+
+class RankProcess(RunProcess):
+    """A rank. What the driver asks of it, it asks of all ranks at once, each with the keys of its own rows.
+
+    Args:
+        trace: how the process records.
+        rank, world: its number, and how many there are.
+        config: the configuration.
+    """
+
+    def __init__(self, trace: RunTrace, rank: int, world: int, config: Any) -> None:
+        super().__init__(trace, f"actor:{rank}", rank=rank, coord={"dp": rank})
+        self.rank, self.world = rank, world
+        self.config = config
+        self._noted: set[str] = set()
+
+    def address(self) -> str:
+        """Where the ranks may meet: this host, and a port that is free."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return f"{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
+
+    @traced("init", component="PPOTrainer.init", consumer="PPOTrainer.fit")
+    def init_model(self, address: str, total_training_steps: int) -> ModelFacts:
+        """Join the others and build the engine of actor and reference."""
+        config, model = self.config, self.config.actor_rollout_ref.model
+        seed_all(config.trainer.seed)
+        source = find_model(model.path, model.tokenizer_path)
+        tokenizer = load_tokenizer(source, trust_remote_code=model.trust_remote_code)
+        module = load_module(config, source)
+        facts = ModelFacts.of(module, tokenizer)
+        self.worker = init_model(config, hooks.trace_queue(TransferQueue()), module, tokenizer, total_training_steps)
+        return facts
+
+    def get_topology(self) -> Any:
+        """What the engine reports."""
+        return self.worker.topology
+
+    def compute_log_prob(self, scope: Scope | None, batch: KVBatchMeta) -> None:
+        """See ``ActorRolloutRefWorker.compute_log_prob``."""
+        with self._working(scope, batch):
+            self.worker.compute_log_prob(batch)
+
+    def compute_ref_log_prob(self, scope: Scope | None, batch: KVBatchMeta) -> None:
+        """See ``ActorRolloutRefWorker.compute_ref_log_prob``."""
+        with self._working(scope, batch):
+            self.worker.compute_ref_log_prob(batch)
+
+    def update_actor(self, scope: Scope | None, batch: KVBatchMeta) -> dict[str, float]:
+        """See ``ActorRolloutRefWorker.update_actor``."""
+        with self._working(scope, batch):
+            return self.worker.update_actor(batch)
+
+    @traced("weight_sync", component="CheckpointEngineManager.update_weights", consumer=RECEIVER)
+    def update_weights(self, replica: Any, global_steps: int) -> None:
+        """Gather the tensors with the other ranks; the first rank sends them to the rollout."""
+        recording = hooks.recorder().enabled and bool(self.config.trace.weights)
+        sent = send(self.worker, global_steps, recording=recording)
+        if self.rank == 0:
+            there = {name: tensor.cpu() for name, tensor in sent.items()}
+            answers({"rollout:0": replica.update_weights.remote(there, global_steps)}, "update_weights")
+
+    def seal(self) -> None:
+        """The step has ended: its rows go to disk, and what was known of its keys goes."""
+        recorder = hooks.recorder()
+        if not isinstance(recorder, hooks.NullRecorder):
+            recorder.forget(sorted(self._noted))
+        self._noted.clear()
+        super().seal()
+
+    @contextmanager
+    def _working(self, scope: Scope | None, batch: KVBatchMeta) -> Iterator[None]:
+        """In the driver's stage, with what the driver knows of the batch's keys: every row carries their tags."""
+        recorder = hooks.recorder()
+        if not isinstance(recorder, hooks.NullRecorder):
+            recorder.elements.note(batch.keys, batch.tags)
+            self._noted.update(batch.keys)
+        with hooks.inside(scope):
+            yield

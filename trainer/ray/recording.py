@@ -1,0 +1,95 @@
+"""The recorder of each process of a run: every process writes its own parts, the last one to close seals the run."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lineage import hooks
+from lineage.hooks import AnyRecorder, LineageError
+
+
+@dataclass(frozen=True)
+class RunTrace:
+    """What every process needs to record its share of a run.
+
+    Attributes:
+        folder: run folder.
+        enabled: whether the run is traced.
+        config: the resolved configuration, as plain values.
+        facts: what the trace says of the run (seed, model and tokenizer hash).
+    """
+
+    folder: Path
+    enabled: bool
+    config: Mapping[str, Any]
+    facts: Mapping[str, Any]
+
+    def open(self, process: str, rank: int | None = None, coord: Mapping[str, int] | None = None) -> AnyRecorder:
+        """Open the recorder of this process and make it the active one."""
+        trace = self.config["trace"]
+        return hooks.open_recorder(
+            self.folder,
+            enabled=self.enabled,
+            config=self.config,
+            run=self.facts,
+            process=process,
+            rank=rank,
+            coord=coord,
+            every=trace["every"],
+            keep_steps=trace["keep_steps"],
+            reuse=trace["reuse"],
+            sidecar=trace["sidecar"],
+        )
+
+
+class RunProcess:
+    """What every process of a run is told: in which step it is, when that has ended, and when the run has.
+
+    Args:
+        trace: how it records.
+        name: its name in the trace.
+        rank, coord: its place, for one of several that train.
+    """
+
+    def __init__(
+        self, trace: RunTrace, name: str, *, rank: int | None = None, coord: Mapping[str, int] | None = None
+    ) -> None:
+        quiet_libraries()
+        self.recorder = trace.open(name, rank, coord)
+        self.recorder.step(0)
+
+    def pid(self) -> int:
+        """Number of the process on its host; answering it, the process is ready."""
+        return os.getpid()
+
+    def step(self, global_steps: int) -> None:
+        """A step begins."""
+        self.recorder.step(global_steps)
+
+    def seal(self) -> None:
+        """The step has ended: its rows go to disk."""
+        self.recorder.seal()
+
+    def close(self, error: str | None = None) -> None:
+        """The run has ended, for a reason where it did not end in order."""
+        self.recorder.close(None if error is None else LineageError(error))
+        hooks.install(hooks.NullRecorder())
+
+
+def reason(error: BaseException | None) -> str | None:
+    """What the other processes are told of an error: their recorders keep its text."""
+    return None if error is None else f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
+def quiet_libraries() -> None:
+    """Keep progress bars and notices of libraries out of the run's own lines; their errors still show."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()

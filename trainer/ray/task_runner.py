@@ -1,0 +1,166 @@
+"""The process that runs the step, and how the one that started it follows it (verl's ``TaskRunnerV1``)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from lineage.hooks import first_line
+from lineage.trainer.ray import cluster
+from lineage.trainer.ray.errors import RemoteError, told
+from lineage.trainer.ray.recording import RunTrace, quiet_libraries
+from lineage.trainer.ray.trainer import RayPPOTrainer
+from lineage.trainer.tracking.dump import Sample
+
+_STOP_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Everything is built: the run has so many steps, so many of them done by an earlier run."""
+
+    total: int
+    done: int
+
+
+@dataclass(frozen=True)
+class Logged:
+    """The metrics of a step."""
+
+    metrics: Mapping[str, float]
+    step: int
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Answers of a validation."""
+
+    samples: Sequence[Sample]
+    step: int
+
+
+Event = Begun | Logged | Shown
+
+
+class TaskRunner:
+    """Builds the other processes, trains, and tells what comes of it as it comes.
+
+    Args:
+        config: the configuration.
+        trace: how the run is recorded.
+    """
+
+    def __init__(self, config: Any, trace: RunTrace) -> None:
+        quiet_libraries()
+        self.config = config
+        self.trace = trace
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._training: asyncio.Task[Any] | None = None
+        self._error: BaseException | None = None
+
+    def run(self) -> Iterator[Event]:
+        """Train to the end; every event as it happens, then what ended the run where that was an error."""
+        thread = threading.Thread(target=self._train, name="train")
+        thread.start()
+        while (event := self._events.get()) is not None:
+            yield event
+        thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        """End the training as Ctrl-C does: the processes close what they record."""
+        if self._loop is not None and self._training is not None:
+            with contextlib.suppress(RuntimeError):  # it has just ended by itself
+                self._loop.call_soon_threadsafe(self._training.cancel)
+
+    def _train(self) -> None:
+        try:
+            asyncio.run(self._fit())
+        except asyncio.CancelledError:
+            self._error = KeyboardInterrupt()
+        except BaseException as error:
+            self._error = _portable(error)
+        finally:
+            self._events.put(None)
+
+    async def _fit(self) -> None:
+        self._loop, self._training = asyncio.get_running_loop(), asyncio.current_task()
+        trainer = RayPPOTrainer(self.config, self.trace, tracking=_Relay(self._events))
+        why: BaseException | None = None
+        try:
+            await trainer.init()
+            manager = trainer.init_agent_loop_manager()
+            self._events.put(Begun(trainer.total_training_steps, trainer.global_steps))
+            await trainer.fit(manager)
+        except asyncio.CancelledError:
+            why = KeyboardInterrupt()
+            raise
+        except BaseException as error:
+            why = error
+            raise
+        finally:
+            trainer.close(why)
+
+
+class _Relay:
+    """Takes the trainer's metrics to whoever follows the run."""
+
+    def __init__(self, events: queue.SimpleQueue[Event | None]) -> None:
+        self._events = events
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self._events.put(Logged(dict(metrics), step))
+
+    def log_generations(self, samples: Sequence[Sample], step: int) -> None:
+        self._events.put(Shown(list(samples), step))
+
+
+def train(config: Any, trace: RunTrace) -> Generator[Event, None, None]:
+    """Run a training in a Ray cluster of its own, or the one the configuration names; yields what happens.
+
+    When the generator is closed, or interrupted, the run is stopped in order.
+
+    Raises:
+        UserError: the mistake, or the death of a process, that ended the run.
+    """
+    cluster.start(config)
+    try:
+        runner: Any = ray.remote(TaskRunner).options(num_cpus=1, max_concurrency=2).remote(config, trace)
+        following = runner.run.options(num_returns="streaming").remote()
+        try:
+            for reference in following:
+                event: Event = ray.get(reference)
+                yield event
+        except ray.exceptions.RayError as error:
+            raise told(error, "driver", "fit") from None
+        except (KeyboardInterrupt, GeneratorExit):
+            _stop(runner, following)
+            raise
+    finally:
+        cluster.stop()
+
+
+def _stop(runner: Any, following: Any) -> None:
+    """Ask the runner to end, and wait until it has; a second Ctrl-C waits no longer."""
+    with contextlib.suppress(Exception):
+        ray.get(runner.stop.remote(), timeout=_STOP_SECONDS)
+        for reference in following:
+            ray.get(reference, timeout=_STOP_SECONDS)
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error, if it can be sent to another process."""
+    try:
+        ray.cloudpickle.loads(ray.cloudpickle.dumps(error))
+    except Exception:
+        return RemoteError(f"{type(error).__name__}: {first_line(error)}")
+    return error

@@ -1,0 +1,29 @@
+"""The weights between processes: the first rank sends, the rollout takes (verl ``CheckpointEngineManager``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lineage.trainer.ray.errors import answers
+from lineage.trainer.ray.worker_group import WorkerGroup
+
+
+class RayCheckpointEngineManager:
+    """Moves weights from the ranks to the rollout; the tensors do not pass through the driver.
+
+    Args:
+        group: the ranks; each has a share of the tensors.
+        replica: handle of the rollout.
+    """
+
+    def __init__(self, group: WorkerGroup, replica: Any) -> None:
+        self.group = group
+        self.replica = replica
+
+    def sleep_replicas(self) -> None:
+        """Stop generation: no request is admitted until the next sync has ended."""
+        answers({"rollout:0": self.replica.sleep.remote()}, "sleep_replicas")
+
+    def update_weights(self, global_steps: int) -> None:
+        """Give the actor's weights to the rollout as version ``global_steps`` and wake it."""
+        self.group.call("update_weights", self.replica, global_steps)

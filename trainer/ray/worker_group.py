@@ -1,0 +1,71 @@
+"""The ranks that train, behind the calls the driver makes of one worker (verl ``RayWorkerGroup``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lineage import hooks
+from lineage.hooks import Topology
+from lineage.trainer.models import ModelFacts
+from lineage.trainer.protocol import KVBatchMeta
+from lineage.trainer.ray.errors import answers
+
+
+class WorkerGroup:
+    """One actor process a rank. Every call goes to all of them, each with the keys of its own rows.
+
+    Args:
+        ranks: handles of ``RankProcess``, by rank.
+
+    Attributes:
+        topology: what the engine reports, once it is built.
+    """
+
+    topology: Topology
+
+    def __init__(self, ranks: Sequence[Any]) -> None:
+        self.ranks = list(ranks)
+
+    def init_model(self, total_training_steps: int) -> ModelFacts:
+        """Have the ranks meet and build their engines."""
+        (address,) = answers({"actor:0": self.ranks[0].address.remote()}, "init_model")
+        facts: list[ModelFacts] = self.call("init_model", address, total_training_steps)
+        self.topology = answers({"actor:0": self.ranks[0].get_topology.remote()}, "init_model")[0]
+        return facts[0]
+
+    def get_data_parallel_size(self) -> int:
+        """Logical data-parallel size the engine reports."""
+        return self.topology.reported_dp
+
+    def compute_log_prob(self, batch: KVBatchMeta) -> None:
+        """Write ``log_probs`` and ``entropy`` of the actor, at full sequence length."""
+        self._dispatch("compute_log_prob", batch.chunk(len(self.ranks)))
+
+    def compute_ref_log_prob(self, batch: KVBatchMeta) -> None:
+        """Write ``log_probs`` of the reference at full sequence length, over the actor's."""
+        self._dispatch("compute_ref_log_prob", batch.chunk(len(self.ranks)))
+
+    def update_actor(self, batch: KVBatchMeta) -> dict[str, float]:
+        """Train on a batch; ``extra_info`` holds the plan. Returns ``actor/*`` metrics, the same on every rank."""
+        metrics: list[dict[str, float]] = self._dispatch("update_actor", batch.chunk(len(self.ranks)))
+        return metrics[0]
+
+    def call(self, method: str, *arguments: Any, doing: str | None = None) -> list[Any]:
+        """Have every rank do the same; what each returned, by rank.
+
+        Raises:
+            ProcessDiedError, Exception: as :func:`lineage.trainer.ray.errors.answers`.
+        """
+        calls = {f"actor:{rank}": getattr(process, method).remote(*arguments) for rank, process in self._numbered()}
+        return answers(calls, doing or method)
+
+    def _dispatch(self, method: str, parts: Sequence[KVBatchMeta]) -> list[Any]:
+        scope = hooks.scope()
+        calls = {
+            f"actor:{rank}": getattr(process, method).remote(scope, parts[rank]) for rank, process in self._numbered()
+        }
+        return answers(calls, method)
+
+    def _numbered(self) -> list[tuple[int, Any]]:
+        return list(enumerate(self.ranks))
