@@ -1,28 +1,34 @@
 """The training side of the model: actor and reference behind the calls the driver makes.
 
 verl's ``ActorRolloutRefWorker``. It is told *which* trajectories (keys) and gets and puts their values at the queue
-itself, so the driver never carries tensors to it.
+itself, so the driver never carries tensors to it. One process plays every data-parallel rank and is told of the whole
+batch, or there is a worker for each rank, told of its own part: ``scored_by`` and ``trained_by`` say which that is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lineage import hooks
 from lineage.hooks import LineageError, Sampling, Topology, Weights, traced
-from lineage.trainer.batching.balance import deal
+from lineage.trainer.batching.balance import deal, deal_to_score
 from lineage.trainer.batching.micro_batches import MicroBatchLimit
+from lineage.trainer.engine.ranks import Ranks
+from lineage.trainer.engine.sharded import full
 from lineage.trainer.log_prob import RowScores
-from lineage.trainer.policy import make_policy
+from lineage.trainer.policy import FrozenCopy, make_policy
 from lineage.trainer.probe import probe, record_sample, to_probe
 from lineage.trainer.protocol import KVBatchMeta, nested_from_list
 from lineage.trainer.reward.loop_manager import EXTRA_KEYS
 from lineage.trainer.training import SequenceRows, TrainingWorker, UpdatePlan, infer_rows
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 FORWARD_FIELDS = ("input_ids", "attention_mask", "position_ids")
 UPDATE_FIELDS = (*FORWARD_FIELDS, "loss_mask", "old_log_probs", "advantages")
@@ -60,6 +66,20 @@ def fetch(queue: Any, batch: KVBatchMeta, fields: Sequence[str]) -> TensorDict:
     return data
 
 
+def scored_by(batch: KVBatchMeta, ranks: int) -> list[KVBatchMeta]:
+    """The part of a batch whose log-probs each rank computes, by rank."""
+    return [_part(batch, places) for places in deal_to_score(len(batch), ranks)]
+
+
+def trained_by(batch: KVBatchMeta, ranks: int) -> list[KVBatchMeta]:
+    """The part of a batch each rank trains on, by rank."""
+    return [_part(batch, places) for places in deal(len(batch), ranks)]
+
+
+def _part(batch: KVBatchMeta, places: Sequence[int]) -> KVBatchMeta:
+    return batch.select_keys([batch.keys[place] for place in places])
+
+
 class ActorRolloutRefWorker:
     """One model engine with the roles actor and, if it is needed, reference.
 
@@ -75,6 +95,8 @@ class ActorRolloutRefWorker:
         batches_per_step: updates of a training step.
         record_weights: record a sample of the reference's weights whenever it scores (``trace.weights``).
         probe: rows scored once more, each alone (``trace.probe``).
+        ranks: the data-parallel group, of which this process plays one rank; None plays all of them in turn.
+        mesh: the ranks the model is sharded over (``engine.fsdp``); None keeps it whole.
 
     Attributes:
         policy: the actor as the rollout and the reference see it.
@@ -96,6 +118,8 @@ class ActorRolloutRefWorker:
         batches_per_step: int = 1,
         record_weights: bool = True,
         probe: int = 0,
+        ranks: Ranks | None = None,
+        mesh: DeviceMesh | None = None,
     ) -> None:
         self.queue = queue
         self.record_weights = record_weights
@@ -103,12 +127,15 @@ class ActorRolloutRefWorker:
         self.config = config
         self.correction = correction
         self.topology = topology
+        self.ranks = ranks or Ranks.embedded(topology.reported_dp)
         self.pad_token_id = pad_token_id
         self.version = 0
         if config.model.enable_gradient_checkpointing:
             module.gradient_checkpointing_enable()  # type: ignore[operator]
         self.policy = make_policy(module, config.model)
         self.reference = self.policy.reference() if with_reference else None
+        if mesh is not None:
+            self._shard(mesh)
         self.actor = TrainingWorker(
             self.policy.module,
             config.actor,
@@ -118,7 +145,17 @@ class ActorRolloutRefWorker:
             batches_per_step=batches_per_step,
             adapter=self.policy.adapter,
             bypass=correction if correction.bypass_mode else None,
+            ranks=self.ranks,
         )
+
+    def _shard(self, mesh: DeviceMesh) -> None:
+        from lineage.trainer.engine.fsdp import shard  # a second of imports, for those who shard
+
+        own, reference = self.config.actor.fsdp_config, self.config.ref.fsdp_config
+        shard(self.policy.module, mesh, reshard_after_forward=own.reshard_after_forward)
+        if isinstance(self.reference, FrozenCopy):
+            again = reference.reshard_after_forward
+            shard(self.reference.module, mesh, reshard_after_forward=again, offload=reference.param_offload)
 
     @property
     def weights(self) -> Weights:
@@ -130,15 +167,22 @@ class ActorRolloutRefWorker:
         return self.topology.reported_dp
 
     def state_dict(self) -> Iterator[tuple[str, Tensor]]:
-        """The tensors the actor computes with, by the names the rollout knows: an adapter is merged into them."""
+        """The tensors the actor computes with, by the names the rollout knows: an adapter is merged into them.
+
+        Whole on every rank, one after the other: all ranks take all of them.
+        """
         yield from self.policy.tensors()
+
+    def reference_state_dict(self) -> Iterator[tuple[str, Tensor]]:
+        """The same of the reference; nothing without one."""
+        for name, tensor in (self.reference.state_dict() if self.reference is not None else {}).items():
+            yield name, full(tensor.detach())
 
     def status(self) -> list[str | None]:
         """Of each of :meth:`state_dict`, whether it is ``trainable`` or ``frozen``; None of a buffer."""
         trains = self.policy.parameters()
-        return [
-            None if name not in trains else "trainable" if trains[name] else "frozen" for name, _ in self.state_dict()
-        ]
+        names = self.policy.names()
+        return [None if name not in trains else "trainable" if trains[name] else "frozen" for name in names]
 
     @traced("old_log_prob", component="ActorRolloutRefWorker.compute_log_prob", consumer="PPOTrainer")
     def compute_log_prob(self, batch: KVBatchMeta) -> None:
@@ -164,22 +208,22 @@ class ActorRolloutRefWorker:
                 module,
                 rows,
                 micro_batches=MicroBatchLimit.of_log_prob(self.config.ref, self.config.actor),
-                ranks=self.topology.reported_dp,
+                ranks=self.ranks,
                 temperature=self.config.rollout.temperature,
                 with_entropy=False,
                 pad_token_id=self.pad_token_id,
             )
             self._put(batch, {"log_probs": scores.log_probs}, scores, weights)
             self._probe(module, batch, rows, scores)
-        if self.record_weights and hooks.recorder().enabled:
-            record_sample(self.reference.state_dict(), weights)
+        if self.record_weights and self.ranks.agreed(hooks.recorder().enabled):
+            record_sample(self.reference.state_dict(), weights, self.ranks)
 
     @traced("update_actor", component="ActorRolloutRefWorker.update_actor", consumer="PPOTrainer._compute_metrics")
     def update_actor(self, batch: KVBatchMeta) -> dict[str, float]:
         """Train on a batch; ``extra_info`` holds the plan as the driver wrote it.
 
         Returns:
-            ``actor/*`` metrics.
+            ``actor/*`` metrics, the same from every rank.
         """
         info = batch.extra_info
         plan = UpdatePlan(
@@ -193,8 +237,8 @@ class ActorRolloutRefWorker:
             attrs={name: str(value) for name, value in info.items() if value is not None and name != EXTRA_KEYS},
         )
         rows = self._rows(batch, update_fields(self.config.actor, self.correction))
-        dealt = deal(len(batch), self.topology.reported_dp)
-        for rank, places in enumerate(dealt):
+        dealt = deal(len(batch), len(self.ranks.played))
+        for rank, places in zip(self.ranks.played, dealt, strict=False):
             keys = [batch.keys[place] for place in places]
             hooks.current().dispatch(keys, coord={"dp": rank}, attrs=plan.attrs)
         metrics = self.actor.train_mini_batch(rows.select([place for places in dealt for place in places]), plan)
@@ -202,9 +246,9 @@ class ActorRolloutRefWorker:
         return metrics
 
     def _probe(self, module: nn.Module, batch: KVBatchMeta, rows: SequenceRows, scores: RowScores) -> None:
-        if self.probe:
+        if self.probe and self.ranks.agreed(hooks.recorder().enabled):
             padding = [tag["is_padding"] for tag in batch.tags]
-            chosen = to_probe(rows.lengths("input_ids"), scores.behind, padding, self.probe)
+            chosen = to_probe(rows.lengths("input_ids"), scores.behind, padding, self.probe, self.ranks)
             probe(module, rows, scores, self.config.rollout.temperature, chosen)
 
     def _rows(self, batch: KVBatchMeta, fields: Sequence[str]) -> SequenceRows:

@@ -20,6 +20,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from lineage.hooks import UserError, first_line
+from lineage.trainer.engine.sharded import full
 from lineage.trainer.policy import Policy
 
 
@@ -50,7 +51,11 @@ class LoraPolicy(Policy):
         """
         adapted = {f"{name}.weight": layer for name, layer in _adapted(self.model)}
         for name, tensor in _base_tensors(self.model):
-            yield name, _merged(adapted[name]) if name in adapted else tensor
+            yield name, full(_merged(adapted[name]) if name in adapted else tensor)
+
+    def names(self) -> list[str]:
+        """Names of the base model's tensors."""
+        return [name for name, _ in _base_tensors(self.model)]
 
     def parameters(self) -> dict[str, bool]:
         """The base model's parameters: those with an adapter train, by it."""

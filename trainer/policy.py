@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from lineage.trainer.engine.sharded import full
+
 
 class ReferencePolicy(Protocol):
     """A policy that never trains, against which the KL is measured."""
@@ -24,7 +26,7 @@ class ReferencePolicy(Protocol):
         """The module to score with, inside a ``with`` block."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Its tensors, by the names of the model that was loaded."""
+        """Its tensors as they are held, sharded or whole, by the names of the model that was loaded."""
 
 
 class FrozenCopy:
@@ -61,9 +63,16 @@ class Policy:
         self.module = module
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """What the policy computes with, tied tensors and buffers included, detached."""
+        """What the policy computes with, tied tensors and buffers included, whole and detached.
+
+        Where the module is sharded each is a collective: every rank takes all of them.
+        """
         for name, tensor in self.module.state_dict().items():
-            yield name, tensor.detach()
+            yield name, full(tensor.detach())
+
+    def names(self) -> list[str]:
+        """Names of :meth:`tensors`, in order; no tensor is gathered for them."""
+        return list(self.module.state_dict())
 
     def parameters(self) -> dict[str, bool]:
         """Which of :meth:`tensors` are parameters, and whether each trains; buffers are left out."""
@@ -71,11 +80,14 @@ class Policy:
         return {name: tensor.requires_grad for name, tensor in named if isinstance(tensor, nn.Parameter)}
 
     def resident_copy(self) -> nn.Module:
-        """A separate model that takes :meth:`tensors` by name, for the rollout: no storage is shared."""
+        """A separate model that takes :meth:`tensors` by name, for the rollout: no storage is shared.
+
+        Of a module that is not sharded yet.
+        """
         return copy.deepcopy(self.module)
 
     def reference(self) -> ReferencePolicy:
-        """The reference of this policy, taken before it trains."""
+        """The reference of this policy, taken before it trains and before its module is sharded."""
         return FrozenCopy(self.module)
 
 

@@ -47,6 +47,10 @@ class PolicyRows:
         """The same, without the graph of the forward pass."""
         return replace(self, log_prob=self.log_prob.detach(), entropy=None)
 
+    def on_host(self) -> PolicyRows:
+        """The same, where other processes can read it too."""
+        return replace(self, **{name: value.cpu() for name, value in vars(self).items() if value is not None})
+
 
 @dataclass(frozen=True)
 class Term:

@@ -14,16 +14,21 @@ from torch import Tensor, nn
 
 from lineage import hooks
 from lineage.hooks import Weights
+from lineage.trainer.engine.ranks import Ranks
+from lineage.trainer.engine.sharded import first_element, local
 from lineage.trainer.log_prob import RowScores
 from lineage.trainer.protocol import nested_from_list
 from lineage.trainer.training import SequenceRows
 
 #: elements of a tensor that stand for all of them
 SAMPLE = 1024
+ALONE = Ranks.embedded(1)
 
 
 @torch.no_grad()
-def probe(module: nn.Module, rows: SequenceRows, scores: RowScores, temperature: float, chosen: Sequence[int]) -> None:
+def probe(
+    module: nn.Module, rows: SequenceRows, scores: RowScores, temperature: float, chosen: Sequence[int | None]
+) -> None:
     """Score some rows again, each alone, and record how far they are from what they had in the batch.
 
     By arithmetic of its own, in float32: what is wrong in the trainer's is wrong in every row. A module in training
@@ -34,19 +39,21 @@ def probe(module: nn.Module, rows: SequenceRows, scores: RowScores, temperature:
         rows: the batch.
         scores: of the batch.
         temperature: the sampler's.
-        chosen: positions of the rows; one whose positions have several axes is left out.
+        chosen: positions of the rows (:func:`to_probe`); those of models of several axes are left out.
     """
-    if not hooks.recorder().enabled or module.training:
+    several_axes = any(positions.dim() > 1 for positions in rows.columns["position_ids"])
+    if not hooks.recorder().enabled or module.training or several_axes:
         return
     stage = hooks.current()
     for row in chosen:
-        ids = rows.columns["input_ids"][row].unsqueeze(0)
-        if rows.columns["position_ids"][row].dim() > 1:
-            continue
+        # a forward pass of a sharded module takes all ranks: where the row is another's, one of a token keeps it company
+        ids = (rows.columns["input_ids"][0][:1] if row is None else rows.columns["input_ids"][row]).unsqueeze(0)
         positions = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)
         logits = module(
             input_ids=ids, attention_mask=torch.ones_like(ids), position_ids=positions, use_cache=False
         ).logits[0]
+        if row is None:
+            continue
         all_log_probs = (logits[:-1].float() / temperature).log_softmax(dim=-1)
         alone = {
             "log_probs": all_log_probs.gather(-1, ids[0, 1:].unsqueeze(-1)).squeeze(-1),
@@ -59,22 +66,48 @@ def probe(module: nn.Module, rows: SequenceRows, scores: RowScores, temperature:
                 stage.compare(name, sides[0], "probe", sides[1], keys=[rows.keys[row]])
 
 
-def to_probe(lengths: Sequence[int], behind: Sequence[int], is_padding: Sequence[bool], count: int) -> list[int]:
+def to_probe(
+    lengths: Sequence[int], behind: Sequence[int], is_padding: Sequence[bool], count: int, ranks: Ranks = ALONE
+) -> list[int | None]:
     """The rows to probe: real ones behind another row of their forward pass, and of those the shortest.
 
     What leaks from one row into the next does not reach the first, and padding hurts the shortest most.
+
+    Args:
+        lengths, behind, is_padding: of the rows this process holds.
+        count: rows to choose, of all that the ranks hold.
+
+    Returns:
+        Positions; None in the place of a row that another process holds.
     """
-    real = (row for row, padding in enumerate(is_padding) if not padding)
-    return sorted(real, key=lambda row: (behind[row] == 0, lengths[row], -row))[:count]
+    held = ranks.gathered(list(zip(lengths, behind, is_padding, strict=True)))
+    rows = [row for process in held for row in process]
+    real = (place for place, (_, _, padding) in enumerate(rows) if not padding)
+    chosen = sorted(real, key=lambda place: (rows[place][1] == 0, rows[place][0], -place))[:count]
+    before = sum(map(len, held[: ranks.played[0]]))
+    return [place - before if before <= place < before + len(lengths) else None for place in chosen]
 
 
-def record_sample(named_tensors: Mapping[str, Tensor], weights: Weights) -> None:
+@torch.no_grad()
+def record_sample(named_tensors: Mapping[str, Tensor], weights: Weights, ranks: Ranks = ALONE) -> None:
     """Record the content of evenly spaced weights of every tensor, as one element.
 
     An optimiser step or a sync that should not have been moves all of them; to read every weight would cost a
     synchronisation's time each step.
     """
-    with torch.no_grad():
-        parts = [tensor.reshape(-1)[:: -(-tensor.numel() // SAMPLE) or 1].float() for tensor in named_tensors.values()]
-        sample = torch.cat(parts)
+    held = ranks.gathered([_sampled(tensor) for tensor in named_tensors.values()])
+    if not ranks.first:
+        return
+    # a part that several ranks hold is taken once
+    whole = [dict(parts) for parts in zip(*held, strict=True)]
+    sample = torch.cat([parts[at] for parts in whole for at in sorted(parts)])
     hooks.current().params("consume", {"sample": sample}, field="parameters_sample", weights=weights)
+
+
+def _sampled(tensor: Tensor) -> tuple[int, Tensor]:
+    """Where in the whole tensor what is held here begins, and of its weights those that are in the sample."""
+    stride, start, own = -(-tensor.numel() // SAMPLE) or 1, first_element(tensor), local(tensor).reshape(-1)
+    sampled = own[-start % stride :: stride].float()
+    if tensor is not local(tensor):  # other processes will read it
+        sampled = sampled.cpu()
+    return (start, sampled) if own.numel() else (-1, sampled)

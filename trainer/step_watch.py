@@ -6,6 +6,8 @@ gradient begins empty, goes on from one micro-batch to the next, and reaches the
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lineage import hooks
+from lineage.trainer.engine.sharded import local, replicas
 
 #: settings of a parameter group that the trace holds against the configuration
 SETTINGS = ("weight_decay", "betas", "eps", "maximize")
@@ -28,13 +31,16 @@ class StepWatch:
     Args:
         module: the model, for the names of its parameters.
         optimizer: of some of them.
+        holds: this process has the watched number: where tensors are sharded it is the first rank alone, and the
+            others have nothing to say of it.
 
     Attributes:
         position: of the watched tensor among those of the optimiser.
     """
 
-    def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
+    def __init__(self, module: nn.Module, optimizer: Optimizer, *, holds: bool = True) -> None:
         self.optimizer = optimizer
+        self.holds = holds
         self._trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         names = {id(parameter): name for name, parameter in module.named_parameters()}
         self._names = [names.get(id(parameter), "") for parameter in self._trained]
@@ -56,9 +62,9 @@ class StepWatch:
     def gradient(self) -> float | Tensor | None:
         """The watched number as it is now, on a device as a copy that stays there; None where there is no gradient."""
         grad = self._watched.grad
-        if grad is None:
+        if grad is None or not self.holds:
             return None
-        number = grad.as_strided((), ())
+        number = local(grad).as_strided((), ())
         return number.item() if number.is_cpu else number.clone()
 
     @property
@@ -66,8 +72,15 @@ class StepWatch:
         """The learning rate: what the step was taken with, or would have been."""
         return float(self.optimizer.param_groups[0]["lr"]) if self._lr is None else self._lr
 
-    def attrs(self) -> dict[str, str]:
+    def norms(self) -> list[float] | None:
+        """Of each gradient the norm of what is held here, once the host has waited; None where nobody looked."""
+        return None if self._norms is None else torch.stack(self._norms).tolist() if self._norms else []
+
+    def attrs(self, norms: Sequence[list[float] | None]) -> dict[str, str]:
         """What the row of the step says, once the host has waited for the device.
+
+        Args:
+            norms: what :meth:`norms` gives, of every process.
 
         ``optimizer_steps`` is the optimiser's own count. Where a step was taken, ``gradient`` is the watched number as
         it was given it, ``none`` where there was none; ``without_gradient`` names the tensors that had none at all,
@@ -78,8 +91,9 @@ class StepWatch:
         if self._lr is not None:
             said["gradient"] = "none" if self._given is None else repr(float(self._given))
             said["without_gradient"] = ",".join(self._without)
-        if self._norms is not None:
-            said["weak_gradient"] = ",".join(self._weak(torch.stack(self._norms).tolist()))
+        looked = [process for process in norms if process is not None]
+        if looked and len(looked) == len(norms):
+            said["weak_gradient"] = ",".join(self._weak([math.hypot(*parts) for parts in zip(*looked, strict=True)]))
         return said
 
     def _stepping(self, optimizer: Optimizer, args: Any, options: Any) -> None:
@@ -90,7 +104,7 @@ class StepWatch:
         self._without = [name for name, parameter in pairs if parameter.grad is None]
         if self._taken() % _LOOK_EVERY == 0:
             grads = (parameter.grad for parameter in self._trained)
-            self._norms = [torch.linalg.vector_norm(grad).float() for grad in grads if grad is not None]
+            self._norms = [_norm(grad) for grad in grads if grad is not None]
 
     def _taken(self) -> int:
         """Steps by the optimiser's own count, which a checkpoint keeps."""
@@ -112,6 +126,12 @@ class StepWatch:
             said = {name: _text(value) for name, value in zip(SETTINGS, values, strict=True) if value is not None}
             self._settings = (values, said)
         return self._settings[1]
+
+
+def _norm(grad: Tensor) -> Tensor:
+    """Of what is held here: its square, added up over all processes, is that of the whole gradient."""
+    norm, copies = torch.linalg.vector_norm(local(grad)).float(), replicas(grad)
+    return norm if copies == 1 else norm / copies**0.5
 
 
 def _text(value: Any) -> str:

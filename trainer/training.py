@@ -1,8 +1,9 @@
 """One model under training or inference: forward passes by micro-batch, the PPO update by mini-batch.
 
-verl's ``TrainingWorker`` on one process that plays every data-parallel rank in turn: a mini-batch is the union of the
-ranks' shares, gradients add up over their micro-batches, and every loss term is divided by the *global* denominator.
-The update is therefore that of one rank holding all rows, whatever the number of ranks or the micro-batch size.
+verl's ``TrainingWorker``, on one process that plays every data-parallel rank in turn or on one of several that play one
+each (``engine.ranks``): a mini-batch is the union of the ranks' shares, gradients add up over their micro-batches, and
+every loss term is divided by the *global* denominator. The update is therefore that of one rank holding all rows,
+whatever the number of ranks or the micro-batch size.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from torch import Tensor, nn
 
 from lineage import hooks
 from lineage.hooks import Optim, Sampling, Topology, Weights
+from lineage.trainer.batching.balance import deal_to_score
 from lineage.trainer.batching.micro_batches import MicroBatchLimit
+from lineage.trainer.engine.ranks import Ranks
+from lineage.trainer.engine.sharded import full
 from lineage.trainer.log_prob import RowScores, TokenScores, pad_rows, response_windows, score_tokens
 from lineage.trainer.loss import MiniBatch
 from lineage.trainer.metrics import mean_metrics
@@ -124,12 +128,13 @@ class TrainingWorker:
     Args:
         module: the model; its parameters are trained in place.
         config: ``actor_rollout_ref.actor``.
-        topology: parallel layout the engine reports; its ``reported_dp`` ranks are played in turn.
+        topology: parallel layout the engine reports.
         total_training_steps: length of the run, for the schedule.
         pad_token_id: fills ``input_ids`` on the right.
         batches_per_step: updates of a training step, each of which moves the schedule.
         adapter: name of the module's adapter, for the trace; None without one.
         bypass: ``algorithm.rollout_correction`` in bypass mode, else None.
+        ranks: the data-parallel group; None plays its ``reported_dp`` ranks in turn.
     """
 
     def __init__(
@@ -143,16 +148,18 @@ class TrainingWorker:
         batches_per_step: int = 1,
         adapter: str | None = None,
         bypass: Any = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.module = module
         self.config = config
         self.topology = topology
+        self.ranks = ranks or Ranks.embedded(topology.reported_dp)
         self.pad_token_id = pad_token_id
         self.adapter = adapter
         self.bypass = bypass
         self.optimizer = build_optimizer(module, config.optim)
         self.scheduler = build_schedule(self.optimizer, config.optim, total_training_steps, batches_per_step)
-        self.step_watch = StepWatch(module, self.optimizer)
+        self.step_watch = StepWatch(module, self.optimizer, holds=self.ranks.first)
 
     @property
     def device(self) -> torch.device:
@@ -167,7 +174,7 @@ class TrainingWorker:
             self.module,
             rows,
             micro_batches=micro_batches,
-            ranks=self.topology.reported_dp,
+            ranks=self.ranks,
             temperature=temperature,
             with_entropy=with_entropy,
             pad_token_id=self.pad_token_id,
@@ -177,11 +184,14 @@ class TrainingWorker:
         """All epochs and mini-batches of one update, then one step of the schedule.
 
         Args:
-            rows: the batch in dispatch order; rank ``r`` holds its ``r``-th contiguous part.
+            rows: what the ranks that this process plays hold, in dispatch order and equal parts.
 
         Returns:
-            Metrics, each the mean over the optimiser steps.
+            Metrics, each the mean over the optimiser steps; the same on every rank.
         """
+        held = self.ranks.gathered(len(rows))
+        if len(set(held)) > 1:  # some would wait in a collective that others never enter
+            raise ValueError(f"the ranks were handed {', '.join(map(str, held))} rows: each needs as many as the others")
         self.module.train()
         parts: list[dict[str, float]] = []
         for epoch in range(plan.epochs):
@@ -199,15 +209,15 @@ class TrainingWorker:
         return metrics
 
     def _mini_batches(self, rows: int, plan: UpdatePlan, epoch: int) -> Iterator[list[list[int]]]:
-        """Row positions of each mini-batch, one list a rank; every row comes once."""
-        ranks = self.topology.reported_dp
-        share, per_mini = rows // ranks, plan.mini_batch_size // ranks
-        if rows % ranks or plan.mini_batch_size % ranks or share % per_mini:
+        """Row positions of each mini-batch, one list a rank that is played here; every row comes once."""
+        ranks, here = self.ranks.size, len(self.ranks.played)
+        share, per_mini = rows // here, plan.mini_batch_size // ranks
+        if rows % here or plan.mini_batch_size % ranks or share % per_mini:
             raise ValueError(
-                f"{rows} rows do not divide into mini-batches of {plan.mini_batch_size} over {ranks} ranks; "
-                "the balance stage pads the batch first"
+                f"{rows // here * ranks + rows % here} rows do not divide into mini-batches of {plan.mini_batch_size} "
+                f"over {ranks} ranks; the balance stage pads the batch first"
             )
-        held = [self._order(rank * share, share, plan, epoch, rank) for rank in range(ranks)]
+        held = [self._order(at * share, share, plan, epoch, rank) for at, rank in enumerate(self.ranks.played)]
         for start in range(0, share, per_mini):
             yield [rank[start : start + per_mini] for rank in held]
 
@@ -222,23 +232,27 @@ class TrainingWorker:
         """One optimiser step on one mini-batch.
 
         Args:
-            shares: rows of each rank.
+            shares: rows of each rank that is played here.
         """
         stage = hooks.current()
         keys = [key for share in shares for key in share.keys]
-        mini = MiniBatch.of(count for share in shares for count in share.tokens)
-        attrs = {**plan.attrs, "global_batch_size": str(plan.mini_batch_size), "dp_size": str(len(shares))}
-        stage.split(keys, topology=self.topology, attrs=attrs, **place.context())
+        told = [(share.tokens, share.lengths("input_ids")) for share in shares]
+        everyone = [one for process in self.ranks.gathered(told) for one in process]
+        mini = MiniBatch.of(count for tokens, _ in everyone for count in tokens)
+        attrs = {**plan.attrs, "global_batch_size": str(plan.mini_batch_size), "dp_size": str(len(everyone))}
+        stage.split(keys, topology=self.topology, attrs=attrs, **place.context(), **self.ranks.place)
         self.optimizer.zero_grad(set_to_none=True)
         self.step_watch.begin()
         micro, done = 0, list[_Done]()
-        for rank, positions in enumerate(plan.micro_batches.split([share.lengths("input_ids") for share in shares])):
+        here = dict(zip(self.ranks.played, shares, strict=False))
+        for rank, positions in enumerate(plan.micro_batches.split([lengths for _, lengths in everyone])):
             for part in positions:
-                rows = shares[rank].select(part)
-                context = {**place.context(), "micro_batch": micro, "coord": {"dp": rank}}
-                size = plan.micro_batches.attrs(sum(rows.lengths("input_ids")))
-                stage.split(rows.keys, attrs={**attrs, **size}, **context)
-                done.append(self._backward(rows, plan, mini, context))
+                if rank in here:
+                    rows = here[rank].select(part)
+                    context = {**place.context(), "micro_batch": micro, "coord": {"dp": rank}}
+                    size = plan.micro_batches.attrs(sum(rows.lengths("input_ids")))
+                    stage.split(rows.keys, attrs={**attrs, **size}, **context)
+                    done.append(self._backward(rows, plan, mini, context))
                 micro += 1
         return self._optimizer_step(done, plan, mini, place)
 
@@ -282,7 +296,7 @@ class TrainingWorker:
         norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), clip)
         # one copy to the host for the norm and every term of every micro-batch
         flat = [scalar for micro in done for scalar in (*micro.passed.scalars(), *micro.loss.scalars())]
-        grad_norm, *values = torch.stack([norm.detach(), *flat]).double().tolist()
+        grad_norm, *values = torch.stack([full(norm.detach()), *flat]).double().tolist()
         skipped = not math.isfinite(grad_norm) or mini.tokens == 0
         if skipped:
             why = "no token trains" if mini.tokens == 0 else f"gradient norm {grad_norm}"
@@ -302,15 +316,18 @@ class TrainingWorker:
         for micro, attrs, (terms, watched) in zip(done, passed, read, strict=True):
             for term in terms:
                 stage.loss(term, attrs=attrs | micro.loss.attrs(term.term, watched), **micro.context)
-        stage.optim_step(
-            Optim(lr=self.step_watch.lr, grad_norm=grad_norm, clip=clip, skipped=skipped),
-            attrs=self.step_watch.attrs() if hooks.recorder().tracing else None,
-            weights=Weights(plan.version + 1, "actor", adapter=self.adapter, training=True),
-            **place.context(),
-        )
-        metrics = loss_metrics(read)
+        inputs = [micro.inputs.on_host() for micro in done if micro.inputs is not None]
+        told = self.ranks.gathered((read, inputs, self.step_watch.norms()))
+        if self.ranks.first:
+            stage.optim_step(
+                Optim(lr=self.step_watch.lr, grad_norm=grad_norm, clip=clip, skipped=skipped),
+                attrs=self.step_watch.attrs([norms for _, _, norms in told]) if hooks.recorder().tracing else None,
+                weights=Weights(plan.version + 1, "actor", adapter=self.adapter, training=True),
+                **place.context(),
+            )
+        metrics = loss_metrics([micro for process, _, _ in told for micro in process])
         if self.bypass is not None:
-            metrics |= bypass_metrics([micro.inputs for micro in done if micro.inputs is not None], self.bypass)
+            metrics |= bypass_metrics([part for _, process, _ in told for part in process], self.bypass)
         if self.config.use_kl_loss:
             metrics["actor/kl_coef"] = self.config.kl_loss_coef
         return {**metrics, "actor/grad_norm": grad_norm, "actor/skipped_steps": float(skipped)}
@@ -339,18 +356,31 @@ def infer_rows(
     rows: SequenceRows,
     *,
     micro_batches: MicroBatchLimit,
-    ranks: int,
+    ranks: Ranks,
     temperature: float,
     with_entropy: bool,
     pad_token_id: int,
 ) -> RowScores:
-    """Score every row by the micro-batches of each rank; the values come back in the order of the rows."""
+    """Score every row by the micro-batches of each rank; the values come back in the order of the rows.
+
+    Args:
+        rows: what the ranks that this process plays hold (``balance.deal_to_score``).
+    """
     log_probs: dict[int, Tensor] = {}
     entropy: dict[int, Tensor] = {}
     behind: dict[int, int] = {}
     passes: list[tuple[SequenceRows, Mapping[str, Tensor]]] = []
     divided_by, training = None, module.training
-    for rank, number, places in _inference_batches(rows.lengths("input_ids"), micro_batches, ranks):
+    held = ranks.gathered(rows.lengths("input_ids"))
+    before = sum(map(len, held[: ranks.played[0]]))
+    lens = [length for process in held for length in process]
+    batches = list(_inference_batches(lens, micro_batches, ranks.size))
+    if ranks.group is not None and len({sum(rank == at for at, _, _ in batches) for rank in range(ranks.size)}) > 1:
+        raise ValueError(f"the ranks were handed {', '.join(str(len(own)) for own in held)} rows, of unlike many passes")
+    for rank, number, everywhere in batches:
+        if rank not in ranks.played:
+            continue
+        places = [place - before for place in everywhere]
         part = rows.select(places)
         lengths = part.lengths("input_ids")
         size = micro_batches.attrs(sum(lengths))
@@ -375,12 +405,11 @@ def _inference_batches(
     seq_lens: list[int], micro_batches: MicroBatchLimit, ranks: int
 ) -> Iterator[tuple[int, int, list[int]]]:
     """Rank, number and row positions of each forward pass; a rank has a contiguous part of the rows, as dispatched."""
-    share = max(-(-len(seq_lens) // ranks), 1)
-    starts = range(0, len(seq_lens), share)
+    dealt = deal_to_score(len(seq_lens), ranks)
     number = 0
-    for rank, parts in enumerate(micro_batches.split([seq_lens[start : start + share] for start in starts])):
+    for rank, parts in enumerate(micro_batches.split([[seq_lens[row] for row in share] for share in dealt])):
         for part in parts:
-            yield rank, number, [starts[rank] + place for place in part]
+            yield rank, number, [dealt[rank][place] for place in part]
             number += 1
 
 

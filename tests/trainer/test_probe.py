@@ -11,6 +11,7 @@ import torch
 from lineage import hooks
 from lineage.hooks import Weights
 from lineage.trainer.batching.micro_batches import MicroBatchLimit
+from lineage.trainer.engine.ranks import Ranks
 from lineage.trainer.models import ModelSource, load_model
 from lineage.trainer.probe import SAMPLE, probe, record_sample, to_probe
 from lineage.trainer.training import SequenceRows, infer_rows
@@ -43,7 +44,8 @@ def test_a_row_alone_scores_as_in_its_batch(tiny: ModelSource, tmp_path: Path) -
     }
     rows = SequenceRows(["a_0_0", "b_0_0"], columns, [0, 0])
     limit = MicroBatchLimit(2)
-    scores = infer_rows(model, rows, micro_batches=limit, ranks=1, temperature=0.7, with_entropy=True, pad_token_id=0)
+    scored = {"temperature": 0.7, "with_entropy": True, "pad_token_id": 0}
+    scores = infer_rows(model, rows, micro_batches=limit, ranks=Ranks.embedded(1), **scored)
     state = torch.get_rng_state()
     with hooks.recording(tmp_path) as recorder:
         recorder.step(1)

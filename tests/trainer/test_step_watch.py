@@ -41,7 +41,7 @@ def stepped(module, optimizer, watch, *, unused=(), dead=()):
             parameter.grad.zero_()
     seen = watch.gradient()
     optimizer.step()
-    return seen, watch.attrs()
+    return seen, watch.attrs([watch.norms()])
 
 
 def test_a_step_says_what_it_was_given(tracing):
@@ -67,8 +67,8 @@ def test_a_step_that_was_not_taken_says_so(tracing):
     assert watch.lr == 0.5
     watch.begin()
     assert watch.lr == 0.25
-    assert watch.attrs()["optimizer_steps"] == "1"
-    assert not {"gradient", "without_gradient"} & watch.attrs().keys()
+    assert watch.attrs([watch.norms()])["optimizer_steps"] == "1"
+    assert not {"gradient", "without_gradient"} & watch.attrs([watch.norms()]).keys()
 
 
 def test_a_tensor_without_a_gradient_takes_no_step(tracing):

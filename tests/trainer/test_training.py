@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from lineage.trainer.batching.micro_batches import MicroBatchLimit
 from lineage.trainer.config.actor_rollout_ref import ActorConfig
+from lineage.trainer.engine.ranks import Ranks
 from lineage.trainer.engine.topology import embedded_topology
 from lineage.trainer.loss import AGGREGATIONS
 from lineage.trainer.models import load_model
@@ -127,8 +128,8 @@ def test_inference_gives_the_rows_back_in_their_order(tiny_model, seed, ranks, b
     """Packed by tokens or one by one, each row's values stand where the row does."""
     rows = make_rows(count, seed, spread=seed % 7)
     score = {"temperature": 1.0, "with_entropy": True, "pad_token_id": 0}
-    alone = infer_rows(tiny_model, rows, micro_batches=MicroBatchLimit(1), ranks=1, **score)
-    packed = infer_rows(tiny_model, rows, micro_batches=MicroBatchLimit(tokens=budget), ranks=ranks, **score)
+    alone = infer_rows(tiny_model, rows, micro_batches=MicroBatchLimit(1), ranks=Ranks.embedded(1), **score)
+    packed = infer_rows(tiny_model, rows, micro_batches=MicroBatchLimit(tokens=budget), ranks=Ranks.embedded(ranks), **score)
     one, entropy, two, other = alone.log_probs, alone.entropy, packed.log_probs, packed.entropy
     assert [len(row) for row in two] == rows.lengths("input_ids")
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip([*one, *entropy], [*two, *other], strict=True))
@@ -144,7 +145,7 @@ def test_inference_gives_the_rows_back_in_their_order(tiny_model, seed, ranks, b
 )
 def test_mini_batches_cover_the_batch_once_an_epoch(tiny_worker, ranks, per_rank, minis, epoch, seed):
     """Every row comes once an epoch, each rank's rows stay with it, and mini-batches have M x G rows."""
-    tiny_worker.topology = embedded_topology(1, ranks)
+    tiny_worker.ranks = Ranks.embedded(ranks)
     count = ranks * per_rank * minis
     walk = plan(mini_batch_size=ranks * per_rank, shuffle_seed=seed)
     batches = list(tiny_worker._mini_batches(count, walk, epoch))
@@ -164,7 +165,7 @@ def tiny_model(tiny):
 
 @pytest.fixture(scope="module")
 def tiny_worker(tiny):
-    """A worker whose topology a test may change."""
+    """A worker whose ranks a test may change."""
     return worker(tiny)
 
 
@@ -181,7 +182,7 @@ def test_every_update_has_an_order_of_its_own(seed, step, sub_step, other):
 @given(st.integers(0, 10_000), st.integers(0, 3))
 def test_shuffling_is_seeded(tiny_worker, seed, epoch):
     """The same seed gives the same order, which is not the batch's own; another epoch another one."""
-    tiny_worker.topology = embedded_topology(1, 1)
+    tiny_worker.ranks = Ranks.embedded(1)
     walk = plan(mini_batch_size=16, shuffle_seed=seed)
     orders = [list(tiny_worker._mini_batches(16, walk, at)) for at in (epoch, epoch, epoch + 1)]
     assert orders[0] == orders[1]
@@ -191,7 +192,7 @@ def test_shuffling_is_seeded(tiny_worker, seed, epoch):
 
 def test_a_batch_that_does_not_divide_is_refused(tiny_worker):
     """The worker pads nothing itself and says who does."""
-    tiny_worker.topology = embedded_topology(1, 1)
+    tiny_worker.ranks = Ranks.embedded(1)
     with pytest.raises(ValueError, match="balance stage pads"):
         list(tiny_worker._mini_batches(9, PLAN, 0))
 

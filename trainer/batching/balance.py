@@ -60,6 +60,15 @@ def deal(rows: int, ranks: int) -> list[list[int]]:
     return [list(range(rank * share, (rank + 1) * share)) for rank in range(ranks)]
 
 
+def deal_to_score(rows: int, ranks: int) -> list[list[int]]:
+    """Positions of the rows each data-parallel rank scores, in order; any number of rows may be scored.
+
+    Where the rows divide these are :func:`deal`'s; else the last ranks have fewer, and one without rows is left out.
+    """
+    share = max(-(-rows // ranks), 1)
+    return [list(range(rows))[start : start + share] for start in range(0, rows, share)]
+
+
 def karmarkar_karp(costs: Sequence[int], parts: int, *, equal_size: bool = True) -> list[list[int]]:
     """Split positions into ``parts`` sets with nearly equal total cost.
 

@@ -52,3 +52,19 @@ def embedded_topology(nnodes: int, n_gpus_per_node: int) -> Topology:
 def topology_of(config: Any) -> Topology:
     """The embedded topology of a resolved trainer configuration."""
     return embedded_topology(config.trainer.nnodes, config.trainer.n_gpus_per_node)
+
+
+def fsdp_topology(world: int, fsdp_size: int = -1, rollout_dp: int = 1) -> Topology:
+    """What the FSDP engine reports of ``world`` processes: each is a data-parallel rank, whatever ``fsdp_size`` is.
+
+    Args:
+        fsdp_size: ranks that one copy of the model is spread over; -1 for all.
+        rollout_dp: rollout replicas.
+    """
+    return Topology(
+        backend="fsdp2",
+        world_size=world,
+        reported_dp=fsdp_data_parallel_size(world),
+        fsdp_size=world if fsdp_size == -1 or fsdp_size > world else fsdp_size,
+        rollout_dp=rollout_dp,
+    )

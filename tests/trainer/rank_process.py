@@ -1,0 +1,238 @@
+"""One process of a distributed run, started by ``test_fsdp``: it does every job and leaves what came of it in a file.
+
+``python rank_process.py FOLDER RANK WORLD PORT``; a world of 0 is the embedded trainer, which plays 1, 2 and 4 ranks.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+from omegaconf import OmegaConf
+from tensordict import TensorDict
+
+from lineage import hooks
+from lineage.trainer.actor import ActorRolloutRefWorker, scored_by, trained_by
+from lineage.trainer.config.actor_rollout_ref import ActorRolloutRefConfig
+from lineage.trainer.config.ppo_trainer import RolloutCorrectionConfig
+from lineage.trainer.engine.fsdp import device_mesh
+from lineage.trainer.engine.process_group import destroy_process_group, init_process_group
+from lineage.trainer.engine.ranks import Ranks
+from lineage.trainer.engine.sharded import full
+from lineage.trainer.engine.topology import embedded_topology, fsdp_topology
+from lineage.trainer.models import find_model, load_model
+from lineage.trainer.protocol import KVBatchMeta, nested_from_list
+from lineage.trainer.queue import LocalTransferQueue
+
+ROWS = 8
+# its first step would else be the sign of the gradient, which a last bit can turn
+SMOOTH = "actor.optim.eps=0.01"
+
+
+class Place:
+    """Where the jobs run: a world of processes of which this is one, or one process that plays ``ranks`` ranks."""
+
+    def __init__(self, rank: int, world: int, ranks: int) -> None:
+        self.rank, self.world, self.size = rank, world, ranks
+
+    def worker(self, *overrides: str, fsdp_size: int = -1, correction=None, tied: bool = False, probe: int = 0):
+        """Actor and reference on the tiny model, and a queue with eight rows of uneven lengths."""
+        config = OmegaConf.merge(OmegaConf.structured(ActorRolloutRefConfig()), OmegaConf.from_dotlist(list(overrides)))
+        correction = OmegaConf.structured(RolloutCorrectionConfig(**(correction or {})))
+        model = load_model(find_model("tiny"))
+        if tied:
+            model.lm_head.weight = model.get_input_embeddings().weight
+        distributed = {}
+        if self.world:
+            mesh = device_mesh(self.world, fsdp_size)
+            distributed = {"ranks": Ranks.of_process(), "mesh": mesh}
+        torch.manual_seed(7)  # of an adapter: every rank draws the same first weights
+        return ActorRolloutRefWorker(
+            make_queue(),
+            model,
+            config,
+            fsdp_topology(self.world, fsdp_size) if self.world else embedded_topology(1, self.size),
+            correction=correction,
+            total_training_steps=4,
+            pad_token_id=0,
+            with_reference=True,
+            probe=probe,
+            **distributed,
+        )
+
+    def scores(self, batch):
+        """The part of a batch this process is told to score."""
+        return scored_by(batch, self.size)[self.rank] if self.world else batch
+
+    def trains(self, batch):
+        """The part of a batch this process is told to train on."""
+        return trained_by(batch, self.size)[self.rank] if self.world else batch
+
+
+def make_queue():
+    """Eight trajectories with everything an update reads; all ranks draw the same."""
+    generator, store = torch.Generator().manual_seed(0), LocalTransferQueue()
+    columns: dict[str, list] = {}
+    for row in range(ROWS):
+        prompt, response = 3 + row % 3, 2 + (5 * row) % 7
+        mask = torch.ones(response, dtype=torch.long)
+        mask[0] = row % 2
+        made = {
+            "input_ids": torch.randint(5, 90, (prompt + response,), generator=generator),
+            "attention_mask": torch.ones(prompt + response, dtype=torch.long),
+            "position_ids": torch.arange(prompt + response),
+            "loss_mask": mask,
+            "response_mask": mask.clone(),
+            "old_log_probs": -4.6 + 0.1 * torch.randn(response, generator=generator),
+            "ref_log_prob": -4.6 + 0.1 * torch.randn(response, generator=generator),
+            "advantages": torch.randn(1, generator=generator).expand(response) * mask,
+        }
+        for name, tensor in made.items():
+            columns.setdefault(name, []).append(tensor)
+    fields = {name: nested_from_list(rows) for name, rows in columns.items()}
+    store.kv_batch_put(keys(), "train", TensorDict(fields, batch_size=[ROWS]))
+    return hooks.trace_queue(store)
+
+
+def keys():
+    """Keys of the rows."""
+    return [f"u_{row}_0" for row in range(ROWS)]
+
+
+def make_batch(**info):
+    """The rows by key, with the plan of an update of two epochs and two mini-batches each."""
+    plan = {
+        "mini_batch_size": 4,
+        "epochs": 2,
+        "temperature": 1.0,
+        "shuffle_seed": 3,
+        "global_steps": 1,
+        "first_update": 0,
+        "sub_step": 0,
+    }
+    tags = [{"is_padding": False} for _ in range(ROWS)]
+    return KVBatchMeta(keys(), tags, "train", extra_info={**plan, **info})
+
+
+def scored(place, worker, compute):
+    """Log-probs by key of the rows that were scored here."""
+    part = place.scores(make_batch())
+    compute(part)
+    values = worker.queue.kv_batch_get(part.keys, "train", ["log_probs"])["log_probs"]
+    return dict(zip(part.keys, values.unbind(), strict=True))
+
+
+def trained(place, worker, **info):
+    """Metrics, gradients as each step was given them, and weights of one update."""
+    gradients = []
+
+    def keep(optimizer, *_):
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        grads = [torch.zeros(0) if p.grad is None else full(p.grad).clone().reshape(-1) for p in parameters]
+        gradients.append(torch.cat(grads))
+
+    handle = worker.actor.optimizer.register_step_pre_hook(keep)
+    metrics = worker.update_actor(place.trains(make_batch(**info)))
+    handle.remove()
+    weights = {name: tensor.clone() for name, tensor in worker.state_dict()}
+    return {"metrics": metrics, "gradients": gradients, "weights": weights}
+
+
+# --------------------------------------------------------------------------------------------------------------- jobs
+
+
+def plain(place):
+    """Log-probs of actor and reference, and an update by one row a forward pass."""
+    worker = place.worker(SMOOTH, "actor.ppo_micro_batch_size_per_gpu=1")
+    first = {name: tensor.clone() for name, tensor in worker.state_dict()}
+    own, reference = (scored(place, worker, call) for call in (worker.compute_log_prob, worker.compute_ref_log_prob))
+    update = trained(place, worker)
+    later = scored(place, worker, worker.compute_log_prob)
+    return {"first": first, "log_probs": own, "ref": reference, "later": later, "status": worker.status(), **update}
+
+
+def packed(place):
+    """An update by tokens, the entropy in its loss, and a norm that is clipped."""
+    overrides = ("actor.use_dynamic_bsz=true", "actor.ppo_max_token_len_per_gpu=20", "actor.entropy_coeff=0.01")
+    return trained(place, place.worker(SMOOTH, *overrides, "actor.grad_clip=0.05"))
+
+
+def offloaded(place):
+    """The reference with its parameters on the host, and everything resharded after the forward pass or nothing."""
+    overrides = ("ref.fsdp_config.param_offload=true", "actor.fsdp_config.reshard_after_forward=false")
+    worker = place.worker(SMOOTH, *overrides)
+    reference = scored(place, worker, worker.compute_ref_log_prob)
+    return {"ref": reference, **trained(place, worker)}
+
+
+def tied(place):
+    """Embeddings tied, activations recomputed."""
+    worker = place.worker(SMOOTH, "model.enable_gradient_checkpointing=true", tied=True)
+    made = trained(place, worker)
+    parameters = dict(worker.policy.module.named_parameters(remove_duplicate=False))
+    one = parameters["model.embed_tokens.weight"] is parameters["lm_head.weight"]
+    return {"one": one, **made}
+
+
+def adapter(place):
+    """A LoRA adapter, scored by the reference before anything else, as in bypass mode."""
+    overrides = ("model.lora_rank=4", "model.enable_gradient_checkpointing=true", "actor.optim.lr=0.1")
+    worker = place.worker(SMOOTH, *overrides)
+    reference = scored(place, worker, worker.compute_ref_log_prob)
+    made = trained(place, worker, epochs=3)
+    again = scored(place, worker, worker.compute_ref_log_prob)
+    return {"ref": reference, "again": again, "status": worker.status(), **made}
+
+
+def bypass(place):
+    """The metrics that are made of every rank's log-probs."""
+    return trained(place, place.worker(SMOOTH, correction={"bypass_mode": True, "rollout_rs": "token_k1", "rollout_rs_threshold": 1.05}))
+
+
+def hybrid(place):
+    """Copies of the model by twos, where there are enough ranks."""
+    return trained(place, place.worker(SMOOTH, fsdp_size=2))
+
+
+def traced(place, folder):
+    """Two steps with a trace."""
+    options = {}
+    if place.world:
+        coord = {"dp": place.rank}
+        options = {"process": f"actor:{place.rank}", "rank": place.rank, "coord": coord}
+    with hooks.recording(folder, run_id="run", **options) as recorder:
+        worker = place.worker(SMOOTH, "actor.ppo_micro_batch_size_per_gpu=1", probe=2)
+        for step in (1, 2):
+            recorder.step(step)
+            worker.compute_log_prob(place.scores(make_batch()))
+            worker.compute_ref_log_prob(place.scores(make_batch()))
+            worker.update_actor(place.trains(make_batch(global_steps=step)))
+    return None
+
+
+JOBS = (plain, packed, offloaded, tied, adapter, bypass, hybrid)
+
+
+def main(folder: Path, rank: int, world: int, port: int) -> None:
+    """Do every job, and save what they return."""
+    torch.set_num_threads(1)
+    if world:
+        init_process_group(rank, world, master_addr="127.0.0.1", master_port=port, timeout_s=60)
+    try:
+        done = {}
+        for ranks in (world,) if world else (1, 2, 4):
+            place = Place(rank, world, ranks)
+            done[ranks] = {job.__name__: job(place) for job in JOBS}
+            traced(place, folder / f"trace{world}_{ranks}")
+        torch.save(done, folder / f"done{world}_{rank}.pt")
+    except BaseException:
+        (folder / f"failed{world}_{rank}.txt").write_text(traceback.format_exc())
+        raise
+    finally:
+        destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
