@@ -10,7 +10,7 @@ import torch
 from omegaconf import OmegaConf
 
 from lineage import hooks
-from lineage.hooks import UserError, Weights
+from lineage.hooks import Topology, UserError, Weights
 from lineage.trainer.actor import ActorRolloutRefWorker
 from lineage.trainer.agent_loop import (
     AgentLoopManager,
@@ -272,24 +272,41 @@ def init_model(
     config: Any, queue: Any, module: torch.nn.Module, tokenizer: Any, total_training_steps: int
 ) -> ActorRolloutRefWorker:
     """The engine of the actor and, if one is needed, the reference; records their first weights and the topology."""
-    with_reference = need_reference_policy(config)
-    worker = ActorRolloutRefWorker(
+    worker = make_worker(config, queue, module, tokenizer, total_training_steps, topology_of(config))
+    parameters = sum(parameter.numel() for parameter in module.parameters())
+    made("init_model", parameters=parameters, with_reference=worker.reference is not None)
+    record_init(worker)
+    return worker
+
+
+def make_worker(
+    config: Any,
+    queue: Any,
+    module: torch.nn.Module,
+    tokenizer: Any,
+    total_training_steps: int,
+    topology: Topology,
+    **distributed: Any,
+) -> ActorRolloutRefWorker:
+    """Actor and, if one is needed, reference, by the configuration.
+
+    Args:
+        distributed: ``ranks`` and ``mesh`` of a rank's process.
+    """
+    return ActorRolloutRefWorker(
         queue,
         module,
         config.actor_rollout_ref,
-        topology_of(config),
+        topology,
         correction=config.algorithm.rollout_correction,
         total_training_steps=total_training_steps,
         pad_token_id=tokenizer.pad_token_id,
-        with_reference=with_reference,
+        with_reference=need_reference_policy(config),
         batches_per_step=config.trainer.v1.sync.parameter_sync_step,
         record_weights=config.trace.weights,
         probe=config.trace.probe,
+        **distributed,
     )
-    parameters = sum(parameter.numel() for parameter in module.parameters())
-    made("init_model", parameters=parameters, with_reference=with_reference)
-    record_init(worker)
-    return worker
 
 
 def init_reward_loop_manager(config: Any, tokenizer: Any) -> RewardLoopManager:
@@ -336,14 +353,19 @@ def made(what: str, producer: str = "PPOTrainer._setup", **attrs: Any) -> None:
 
 
 def record_init(worker: ActorRolloutRefWorker) -> None:
-    """Rows of the ``init`` stage: the first weights of actor and reference, and the topology."""
+    """Rows of the ``init`` stage: the first weights of actor and reference, and the topology.
+
+    The tensors are whole on every rank, so all of them gather; the first rank records.
+    """
     stage = hooks.current()
     if not hooks.recorder().enabled:
         return
-    stage.params("produce", dict(worker.state_dict()), weights=worker.weights, columns={"status": worker.status()})
+    actor, reference = dict(worker.state_dict()), dict(worker.reference_state_dict())
+    if not worker.ranks.first:
+        return
+    stage.params("produce", actor, weights=worker.weights, columns={"status": worker.status()})
     if worker.reference is not None:
-        weights = Weights(0, "ref", training=worker.reference.training)
-        stage.params("produce", dict(worker.reference.state_dict()), weights=weights)
+        stage.params("produce", reference, weights=Weights(0, "ref", training=worker.reference.training))
     stage.event("produce", "topology", topology=worker.topology)
 
 

@@ -58,13 +58,15 @@ def sleep(replica: RolloutEngine) -> None:
 
 
 def send(worker: ActorRolloutRefWorker, global_steps: int, *, recording: bool) -> dict[str, Tensor]:
-    """The actor's side of a sync: the tensors that go as version ``global_steps``.
+    """The actor's side of a sync: the tensors that go as version ``global_steps``, whole on every rank.
 
     Args:
         recording: fingerprint every tensor.
     """
     sent = dict(worker.state_dict())
     at = replace(worker.weights, version=global_steps)
+    if not worker.ranks.first:
+        return sent
     if recording:
         hooks.current().params("sync", sent, weights=at)
     else:

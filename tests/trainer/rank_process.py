@@ -188,7 +188,10 @@ def adapter(place):
 
 def bypass(place):
     """The metrics that are made of every rank's log-probs."""
-    return trained(place, place.worker(SMOOTH, correction={"bypass_mode": True, "rollout_rs": "token_k1", "rollout_rs_threshold": 1.05}))
+    return trained(
+        place,
+        place.worker(SMOOTH, correction={"bypass_mode": True, "rollout_rs": "token_k1", "rollout_rs_threshold": 1.05}),
+    )
 
 
 def hybrid(place):

@@ -28,7 +28,11 @@ def start(folder: Path, world: int) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
     ranks = [
         subprocess.Popen(
             [sys.executable, str(SCRIPT), str(folder), str(rank), str(world), str(port)],
@@ -143,7 +147,9 @@ def facts(rows, *names: str) -> Counter:
         lists = [row[name] or [None] * row["n"] for name in ("fingerprint", "length", "mask_sum")]
         named = row["key"] or [None] * row["n"]
         for key, *content in zip(named, *lists, strict=True):
-            made[(row["global_steps"], row["stage"], row["op"], row["field"], *(row[n] for n in names), key, *content)] += 1
+            made[
+                (row["global_steps"], row["stage"], row["op"], row["field"], *(row[n] for n in names), key, *content)
+            ] += 1
     return made
 
 
@@ -193,7 +199,9 @@ def test_what_every_rank_would_say_is_said_once(runs, world):
     assert len(samples(alone)) == 2
 
     def probed(rows):
-        return {(row["global_steps"], row["stage"], row["field"], *row["key"]) for row in rows if row["against"] == "probe"}
+        return {
+            (row["global_steps"], row["stage"], row["field"], *row["key"]) for row in rows if row["against"] == "probe"
+        }
 
     assert probed(alone) == probed(together)
     assert len(probed(alone)) == 2 * 2 * 3
@@ -203,7 +211,9 @@ def test_what_every_rank_would_say_is_said_once(runs, world):
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_rank_follows_its_gradient(runs, world):
     """On the first rank, which holds the watched number, it goes on from micro-batch to micro-batch; others say none."""
-    rows = [row for row in rows_of(runs[0], world, world) if row["loss"] is not None and row["loss"]["term"] == "pg_loss"]
+    rows = [
+        row for row in rows_of(runs[0], world, world) if row["loss"] is not None and row["loss"]["term"] == "pg_loss"
+    ]
     last: dict = {}
     for row in sorted(rows, key=lambda row: (row["process"], row["seq"])):
         attrs = dict(row["attrs"])

@@ -11,13 +11,17 @@ import ray
 
 from lineage import hooks
 from lineage.hooks import Scope, traced
+from lineage.trainer.engine.fsdp import device_mesh
+from lineage.trainer.engine.process_group import destroy_process_group, init_process_group
+from lineage.trainer.engine.ranks import Ranks
+from lineage.trainer.engine.topology import fsdp_topology
 from lineage.trainer.models import ModelFacts, find_model, load_tokenizer
 from lineage.trainer.protocol import KVBatchMeta
 from lineage.trainer.queue.transfer_queue import TransferQueue
 from lineage.trainer.ray.errors import answers
 from lineage.trainer.ray.recording import RunProcess, RunTrace
 from lineage.trainer.rng import seed_all
-from lineage.trainer.setup import init_model, load_module
+from lineage.trainer.setup import device_of, load_module, make_worker, record_init
 from lineage.trainer.weight_sync import RECEIVER, send
 
 
@@ -44,14 +48,32 @@ class RankProcess(RunProcess):
 
     @traced("init", component="PPOTrainer.init", consumer="PPOTrainer.fit")
     def init_model(self, address: str, total_training_steps: int) -> ModelFacts:
-        """Join the others and build the engine of actor and reference."""
+        """Join the others and build the engine of actor and reference; all ranks at once.
+
+        Args:
+            address: of the first rank, ``host:port``.
+            total_training_steps: length of the run.
+        """
         config, model = self.config, self.config.actor_rollout_ref.model
+        device, fsdp_size = device_of(config.trainer.device), config.actor_rollout_ref.actor.fsdp_config.fsdp_size
+        host, _, port = address.rpartition(":")
+        init_process_group(self.rank, self.world, master_addr=host, master_port=int(port), device=device)
         seed_all(config.trainer.seed)
         source = find_model(model.path, model.tokenizer_path)
         tokenizer = load_tokenizer(source, trust_remote_code=model.trust_remote_code)
         module = load_module(config, source)
         facts = ModelFacts.of(module, tokenizer)
-        self.worker = init_model(config, hooks.trace_queue(TransferQueue()), module, tokenizer, total_training_steps)
+        self.worker = make_worker(
+            config,
+            hooks.trace_queue(TransferQueue()),
+            module,
+            tokenizer,
+            total_training_steps,
+            fsdp_topology(self.world, fsdp_size),
+            ranks=Ranks.of_process(),
+            mesh=device_mesh(self.world, fsdp_size, device),
+        )
+        record_init(self.worker)
         return facts
 
     def get_topology(self) -> Any:
@@ -89,6 +111,11 @@ class RankProcess(RunProcess):
             recorder.forget(sorted(self._noted))
         self._noted.clear()
         super().seal()
+
+    def close(self, error: str | None = None) -> None:
+        """The run has ended: leave the other ranks, and close what this one recorded."""
+        super().close(error)
+        destroy_process_group()
 
     @contextmanager
     def _working(self, scope: Scope | None, batch: KVBatchMeta) -> Iterator[None]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from lineage import hooks
 from lineage.hooks import Topology
+from lineage.trainer.actor import scored_by, trained_by
 from lineage.trainer.models import ModelFacts
 from lineage.trainer.protocol import KVBatchMeta
 from lineage.trainer.ray.errors import answers
@@ -40,15 +41,15 @@ class WorkerGroup:
 
     def compute_log_prob(self, batch: KVBatchMeta) -> None:
         """Write ``log_probs`` and ``entropy`` of the actor, at full sequence length."""
-        self._dispatch("compute_log_prob", batch.chunk(len(self.ranks)))
+        self._dispatch("compute_log_prob", scored_by(batch, len(self.ranks)))
 
     def compute_ref_log_prob(self, batch: KVBatchMeta) -> None:
         """Write ``log_probs`` of the reference at full sequence length, over the actor's."""
-        self._dispatch("compute_ref_log_prob", batch.chunk(len(self.ranks)))
+        self._dispatch("compute_ref_log_prob", scored_by(batch, len(self.ranks)))
 
     def update_actor(self, batch: KVBatchMeta) -> dict[str, float]:
         """Train on a batch; ``extra_info`` holds the plan. Returns ``actor/*`` metrics, the same on every rank."""
-        metrics: list[dict[str, float]] = self._dispatch("update_actor", batch.chunk(len(self.ranks)))
+        metrics: list[dict[str, float]] = self._dispatch("update_actor", trained_by(batch, len(self.ranks)))
         return metrics[0]
 
     def call(self, method: str, *arguments: Any, doing: str | None = None) -> list[Any]:
