@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +112,7 @@ def train_on_ray(run: Training) -> Ended:
     """
     from lineage.trainer.config import resolved
     from lineage.trainer.ray.recording import RunTrace
-    from lineage.trainer.ray.task_runner import Begun, Logged, Shown, train
+    from lineage.trainer.ray.task_runner import Begun, Logged, Shown, Warned, train
 
     trace = RunTrace(run.folder.resolve(), run.traced, resolved(run.config), run.facts)
     try:
@@ -124,6 +125,8 @@ def train_on_ray(run: Training) -> Ended:
                         run.tracking.log(metrics, step)
                     case Shown(samples, step):
                         run.tracking.log_generations(samples, step)
+                    case Warned(line):
+                        logging.getLogger(line.name).log(line.level, line.message)
     except KeyboardInterrupt:
         return Ended(interrupted=True)
     finally:

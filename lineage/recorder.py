@@ -186,12 +186,12 @@ class Recorder(StageScopes):
             log.exception("lineage: on_step_sealed failed at step %d and is not called again", step)
             self._on_step_sealed = None
 
-    def close(self, error: BaseException | None = None) -> Path | None:
+    def close(self, error: BaseException | str | None = None) -> Path | None:
         """Seal what is open and compact the parts to ``trace.parquet``.
 
         Args:
-            error: what ended the run, if it did not end in order. The step it was in is then torn. A run that a
-                violation stopped did end in order: its last step is sealed.
+            error: what ended the run, or its text from another process, if it did not end in order. The step it was in
+                is then torn. A run that a violation stopped did end in order: its last step is sealed.
 
         Returns:
             The trace, or None where only the parts could be kept.
@@ -360,13 +360,16 @@ class NullRecorder:
     def seal(self) -> None:
         """Do nothing."""
 
-    def close(self, error: BaseException | None = None) -> None:
+    def close(self, error: BaseException | str | None = None) -> None:
         """Do nothing."""
 
 
 NULL_RECORDER = NullRecorder()
 
 
-def reason_of(error: BaseException | None) -> str | None:
+def reason_of(error: BaseException | str | None) -> str | None:
     """What the trace keeps of the error that ended a run."""
-    return None if error is None else f"{type(error).__name__}: {error}".removesuffix(": ")[:300]
+    if error is None:
+        return None
+    text = error if isinstance(error, str) else f"{type(error).__name__}: {error}".removesuffix(": ")
+    return text[:300]

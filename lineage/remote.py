@@ -107,7 +107,7 @@ class RemoteRecorder(StageScopes):
             raise CheckError(f"the recorder's process is gone: step {self.global_steps} could not be checked")
         _raise(answer)
 
-    def close(self, error: BaseException | None = None) -> Path | None:
+    def close(self, error: BaseException | str | None = None) -> Path | None:
         """Seal what is open and wait until the other process has compacted the trace.
 
         Args:

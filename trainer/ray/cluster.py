@@ -26,9 +26,16 @@ def start(config: Any) -> None:
         ClusterError: Ray does not start, or the cluster has not the CPUs the run asks for.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing leaves the machine
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray leaves the GPUs' variable alone
+    os.environ.setdefault("TQ_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("RAY_WARN_BLOCKING_GET_INSIDE_ASYNC", "0")  # a step waits for its workers, and means to
     typed = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
-    options: dict[str, Any] = {"address": "local", "include_dashboard": False, "logging_level": logging.ERROR}
+    options: dict[str, Any] = {
+        "address": "local",
+        "include_dashboard": False,
+        "logging_level": logging.ERROR,
+        "log_to_driver": False,  # warnings come with the steps; all that is printed is in Ray's session folder
+    }
     if "address" not in typed:
         options["num_cpus"] = max(os.cpu_count() or 1, processes(config))
     try:

@@ -71,8 +71,8 @@ def told(error: BaseException, process: str, doing: str) -> BaseException:
         return asyncio.CancelledError()
     if isinstance(error, RayActorError):
         return ProcessDiedError(
-            f"process {process} died in {doing}: the run cannot go on. What it recorded is kept; look at the system's "
-            "log for why (out of memory?), and go on with trainer.resume_mode=auto where checkpoints are saved"
+            f"process {process} died in {doing}, and the run with it (out of memory? the system's log says). What was "
+            "recorded is kept; where checkpoints are saved, go on with trainer.resume_mode"
         )
     return error
 

@@ -19,7 +19,7 @@ from lineage.trainer.models import ModelFacts, find_model, load_tokenizer
 from lineage.trainer.protocol import KVBatchMeta
 from lineage.trainer.queue.transfer_queue import TransferQueue
 from lineage.trainer.ray.errors import answers
-from lineage.trainer.ray.recording import RunProcess, RunTrace
+from lineage.trainer.ray.recording import Line, RunProcess, RunTrace
 from lineage.trainer.rng import seed_all
 from lineage.trainer.setup import device_of, load_module, make_worker, record_init
 from lineage.trainer.weight_sync import RECEIVER, send
@@ -104,18 +104,19 @@ class RankProcess(RunProcess):
             there = {name: tensor.cpu() for name, tensor in sent.items()}
             answers({"rollout:0": replica.update_weights.remote(there, global_steps)}, "update_weights")
 
-    def seal(self) -> None:
+    def seal(self) -> list[Line]:
         """The step has ended: its rows go to disk, and what was known of its keys goes."""
         recorder = hooks.recorder()
         if not isinstance(recorder, hooks.NullRecorder):
             recorder.forget(sorted(self._noted))
         self._noted.clear()
-        super().seal()
+        return super().seal()
 
-    def close(self, error: str | None = None) -> None:
-        """The run has ended: leave the other ranks, and close what this one recorded."""
-        super().close(error)
+    def close(self, error: str | None = None) -> list[Line]:
+        """The run has ended: close what this rank recorded, and leave the others."""
+        said = super().close(error)
         destroy_process_group()
+        return said
 
     @contextmanager
     def _working(self, scope: Scope | None, batch: KVBatchMeta) -> Iterator[None]:

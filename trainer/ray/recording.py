@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lineage import hooks
-from lineage.hooks import AnyRecorder, LineageError
+from lineage.hooks import AnyRecorder
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class RunProcess:
         self, trace: RunTrace, name: str, *, rank: int | None = None, coord: Mapping[str, int] | None = None
     ) -> None:
         quiet_libraries()
+        self._said = Said()
         self.recorder = trace.open(name, rank, coord)
         self.recorder.step(0)
 
@@ -71,14 +72,43 @@ class RunProcess:
         """A step begins."""
         self.recorder.step(global_steps)
 
-    def seal(self) -> None:
-        """The step has ended: its rows go to disk."""
+    def seal(self) -> list[Line]:
+        """The step has ended: its rows go to disk. Returns what the process has had to say."""
         self.recorder.seal()
+        return self._said.taken()
 
-    def close(self, error: str | None = None) -> None:
+    def close(self, error: str | None = None) -> list[Line]:
         """The run has ended, for a reason where it did not end in order."""
-        self.recorder.close(None if error is None else LineageError(error))
+        self.recorder.close(error)
         hooks.install(hooks.NullRecorder())
+        return self._said.taken()
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a log: its logger, level and message."""
+
+    name: str
+    level: int
+    message: str
+
+
+class Said(logging.Handler):
+    """Keeps what a process logs, from warnings on, for whoever shows it to the user."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._lines: list[Line] = []
+        logging.getLogger().addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record."""
+        self._lines.append(Line(record.name, record.levelno, record.getMessage()))
+
+    def taken(self) -> list[Line]:
+        """What was kept since the last time."""
+        lines, self._lines = self._lines, []
+        return lines
 
 
 def reason(error: BaseException | None) -> str | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from typing import Any
 
 import ray
 from omegaconf import OmegaConf
+from ray.exceptions import RayError
 
 from lineage import hooks
 from lineage.trainer.agent_loop import AgentLoopManager
@@ -17,7 +19,7 @@ from lineage.trainer.ray.agent_loop import AgentLoopProcess, RemoteAgentLoopWork
 from lineage.trainer.ray.cluster import with_gpu
 from lineage.trainer.ray.errors import answers
 from lineage.trainer.ray.rank import RankProcess
-from lineage.trainer.ray.recording import RunTrace, reason
+from lineage.trainer.ray.recording import Line, RunTrace, reason
 from lineage.trainer.ray.reward import RewardProcess
 from lineage.trainer.ray.rollout import RemoteRollout, RolloutReplica
 from lineage.trainer.ray.weight_sync import RayCheckpointEngineManager
@@ -126,17 +128,35 @@ class Cluster:
 
     # -------------------------------------------------------------------------------------------------------- run
 
-    def tell(self, what: str, *arguments: Any) -> None:
-        """Have every process do the same: begin a step, or seal it."""
-        answers({name: getattr(process, what).remote(*arguments) for name, process in self.processes.items()}, what)
+    def begin(self, global_steps: int) -> None:
+        """Tell every process that a step begins."""
+        self._ask("step", global_steps)
+
+    def seal(self) -> None:
+        """Have every process seal the step, and say here what they had to say there."""
+        for process, lines in zip(self.processes, self._ask("seal"), strict=True):
+            _repeat(process, lines)
 
     def close_recorders(self, why: BaseException | None) -> None:
         """End what every process records; one that is dead has left what it had."""
-        calls = [process.close.remote(reason(why)) for process in self.processes.values()]
-        ray.wait(calls, num_returns=len(calls), timeout=_CLOSE_SECONDS)
-        self.processes.clear()
+        processes, self.processes = self.processes, {}
+        calls = {process.close.remote(reason(why)): name for name, process in processes.items()}
+        ended, _ = ray.wait(list(calls), num_returns=len(calls), timeout=_CLOSE_SECONDS)
+        for call in ended:
+            with contextlib.suppress(RayError):
+                _repeat(calls[call], ray.get(call))
+
+    def _ask(self, what: str, *arguments: Any) -> list[Any]:
+        return answers(
+            {name: getattr(process, what).remote(*arguments) for name, process in self.processes.items()}, what
+        )
 
     def close_queue(self) -> None:
         """End TransferQueue; a cluster that is already going down has ended it."""
         with contextlib.suppress(Exception):
             self.queue.close()
+
+
+def _repeat(process: str, lines: list[Line]) -> None:
+    for line in lines:
+        logging.getLogger(line.name).log(line.level, "%s (%s)", line.message, process)

@@ -15,7 +15,7 @@ import ray
 from lineage.hooks import first_line
 from lineage.trainer.ray import cluster
 from lineage.trainer.ray.errors import RemoteError, told
-from lineage.trainer.ray.recording import RunTrace, quiet_libraries
+from lineage.trainer.ray.recording import Line, RunTrace, Said, quiet_libraries
 from lineage.trainer.ray.trainer import RayPPOTrainer
 from lineage.trainer.tracking.dump import Sample
 
@@ -46,7 +46,14 @@ class Shown:
     step: int
 
 
-Event = Begun | Logged | Shown
+@dataclass(frozen=True)
+class Warned:
+    """Something a process of the run logged, from warnings on."""
+
+    line: Line
+
+
+Event = Begun | Logged | Shown | Warned
 
 
 class TaskRunner:
@@ -59,6 +66,7 @@ class TaskRunner:
 
     def __init__(self, config: Any, trace: RunTrace) -> None:
         quiet_libraries()
+        self._said = Said()
         self.config = config
         self.trace = trace
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
@@ -71,8 +79,10 @@ class TaskRunner:
         thread = threading.Thread(target=self._train, name="train")
         thread.start()
         while (event := self._events.get()) is not None:
+            yield from map(Warned, self._said.taken())
             yield event
         thread.join()
+        yield from map(Warned, self._said.taken())
         if self._error is not None:
             raise self._error
 

@@ -37,10 +37,10 @@ class RayPPOTrainer(PPOTrainerSync):
 
     def _begin(self, global_steps: int) -> None:
         super()._begin(global_steps)
-        self.cluster.tell("step", global_steps)
+        self.cluster.begin(global_steps)
 
     def _seal(self) -> None:
-        self.cluster.tell("seal")
+        self.cluster.seal()
         super()._seal()
 
     def close(self, why: BaseException | None) -> None:
