@@ -88,4 +88,4 @@ class Resident:
 
     prompts: int
     trajectories: int
-    bytes: int
+    bytes: int | None  # None where a queue cannot say

@@ -2,7 +2,7 @@
 
 What the real one does silently, this one does too, because a trace must show it: a get of unknown keys returns a
 shorter batch, a field that one row lacks is left out for every row, a put merges tags, and a write to a cleared key
-creates it again. ``tests/trainer/test_queue_local.py`` states each of these, against any store of the interface.
+creates it again. ``tests/trainer/queue/test_conformance.py`` states each of these, of both.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 
-from lineage.trainer.protocol import KVBatchMeta, lengths_of, nested_tokens_last, offsets_of, tokens_last
+from lineage.trainer.protocol import KVBatchMeta, lengths_of, tokens_last
 from lineage.trainer.queue.batch_meta import BatchMeta
+from lineage.trainer.queue.columns import Offsets, column
 
 logger = logging.getLogger(__name__)
 
-DataParser = Callable[[dict[str, Any]], Any]
+DataParser = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @dataclass
@@ -104,7 +104,8 @@ class LocalTransferQueue:
             keys: one a row.
             fields: values, batch size ``len(keys)``; jagged tensors, dense ones, NonTensorStack.
             tags: one dict a key, merged into the stored tag.
-            data_parser: called on the fields as a dict of columns before they are stored, to replace them in place.
+            data_parser: called on the fields as a dict of columns before they are stored, to replace them in place;
+                returns that dict.
 
         Returns:
             Keys with their merged tags; ``fields`` is what every row has now, ``extra_info`` is empty.
@@ -112,6 +113,7 @@ class LocalTransferQueue:
         Raises:
             ValueError: neither fields nor tags; sizes that do not match; a key twice, *after* the data were stored.
             TypeError: a NonTensorData field.
+            RuntimeError: ``data_parser`` returned something else.
         """
         if fields is None and tags is None:
             raise ValueError("Please provide at least one parameter of `fields` or `tags`.")
@@ -301,8 +303,8 @@ class LocalTransferQueue:
         rows = self._rows(meta)
         if not meta.field_names or not rows:
             return TensorDict({}, batch_size=[0])
-        shared: dict[tuple[int, ...], Tensor] = {}
-        columns = {name: _column([row.values[name] for row in rows], shared) for name in meta.field_names}
+        shared: Offsets = {}
+        columns = {name: column([row.values[name] for row in rows], shared) for name in meta.field_names}
         return TensorDict(columns, batch_size=[len(rows)])
 
 
@@ -325,9 +327,11 @@ def _store(rows: list[_Row], fields: TensorDict, data_parser: DataParser | None)
     """Write every column into its rows; each column is copied once, the rows are views of that copy."""
     columns = {name: _rows_of(name, fields.get(name)) for name in fields.keys()}  # noqa: SIM118
     if data_parser is not None:
-        data_parser(columns)
-    for name, column in columns.items():
-        for row, value in zip(rows, column, strict=True):
+        columns = data_parser(columns)
+        if not isinstance(columns, dict):
+            raise RuntimeError(f"data_parser must return a dict, got {type(columns).__name__}")
+    for name, values in columns.items():
+        for row, value in zip(rows, values, strict=True):
             row.values[name] = value
 
 
@@ -341,30 +345,6 @@ def _rows_of(name: str, value: Any) -> list[Any]:
     if isinstance(value, NonTensorStack):
         return copy.deepcopy(value.tolist())
     raise TypeError(f"field {name!r}: {type(value).__name__} cannot be stored, use a tensor or NonTensorStack")
-
-
-def _column(rows: list[Any], shared: dict[tuple[int, ...], Tensor]) -> Any:
-    """Rows as one column, in new memory; columns of the same lengths share their offsets.
-
-    Rows ``(k, j)`` of one k are ragged on their last axis, also where all are equally long: position_ids are.
-    Rows that no jagged tensor can hold (dtypes or inner sizes differ) come back as the real package packs them: a
-    strided nested tensor of the first row's dtype, which cuts 0.5 to 0 when that is an integer, or a NonTensorStack.
-    """
-    if not all(isinstance(row, Tensor) for row in rows):
-        return NonTensorStack(*copy.deepcopy(rows))
-    if all(row.dim() == 0 for row in rows):
-        return torch.stack(rows)
-    if all(row.dim() == 2 and row.dtype == rows[0].dtype and row.shape[0] == rows[0].shape[0] for row in rows):
-        return nested_tokens_last(rows)
-    if any(row.dtype != rows[0].dtype or row.shape[1:] != rows[0].shape[1:] or not row.dim() for row in rows):
-        try:
-            return torch.nested.as_nested_tensor(rows, layout=torch.strided)
-        except (RuntimeError, TypeError):
-            return NonTensorStack(*(row.clone() for row in rows))
-    lengths = tuple(row.shape[0] for row in rows)
-    if lengths not in shared:
-        shared[lengths] = offsets_of(torch.tensor(lengths))
-    return torch.nested.nested_tensor_from_jagged(torch.cat(rows), shared[lengths])
 
 
 def _common_fields(rows: list[_Row]) -> list[str]:
