@@ -62,7 +62,7 @@ class TransferQueue:
 
     def __init__(self) -> None:
         self._owner = False
-        self._actors: list[tuple[str, str | None]] = []
+        self._actors: dict[str, Any] = {}
 
     def __reduce__(self) -> tuple[type[TransferQueue], tuple[()]]:
         return TransferQueue, ()
@@ -112,7 +112,7 @@ class TransferQueue:
         """
         if self._owner:
             tq.close()
-            self._owner, self._actors = False, []
+            self._owner, self._actors = False, {}
         elif tq_interface._TQ_CLIENT is not None and not tq_interface._TQ_STORAGE:  # this process started none
             tq_interface._TQ_CLIENT.close()
             tq_interface._TQ_CLIENT = tq_interface._TQ_CONTROLLER = None
@@ -233,10 +233,10 @@ class TransferQueue:
         return list(meta.global_indexes)
 
     def _watch(self) -> None:
-        """Note the actors that live now and can be found from here: storage units are named in their job only."""
+        """Note the actors to watch, those that can be found from here: storage units are named in their job only."""
         units = len(tq.get_client().storage_manager.get_zmq_server_info())
         names = [CONTROLLER, *((f"TransferQueueStorageUnit#{unit}", None) for unit in range(units))]
-        self._actors = [one for one in names if _actor(*one) is not None]
+        self._actors = {name: actor for name, space in names if (actor := _actor(name, space)) is not None}
 
     def _client(self) -> Any:
         if tq_interface._TQ_CLIENT is None or not self._actors:
@@ -255,7 +255,7 @@ class TransferQueue:
         self._client()
         task = asyncio.ensure_future(call(*arguments))
         while not (await asyncio.wait({task}, timeout=_WATCH_S))[0]:
-            gone = [name for name, namespace in self._actors if _actor(name, namespace) is None]
+            gone = [name for name, actor in self._actors.items() if await _ended(actor)]
             if gone:
                 task.cancel()
                 raise QueueLostError(f"TransferQueue lost {', '.join(gone)} (its process ended): start the run again")
@@ -272,6 +272,17 @@ def _actor(name: str, namespace: str | None) -> Any:
         return ray.get_actor(name, namespace)
     except ValueError:
         return None
+
+
+async def _ended(actor: Any) -> bool:
+    """Whether an actor's process is known to have ended; a busy one has not."""
+    try:
+        await asyncio.wait_for(asyncio.wrap_future(actor.__ray_ready__.remote().future()), timeout=1)
+    except ray.exceptions.RayActorError:
+        return True
+    except TimeoutError:
+        return False
+    return False
 
 
 def _units(conf: Mapping[str, Any] | None) -> int:

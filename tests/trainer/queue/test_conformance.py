@@ -1,56 +1,21 @@
-"""TransferQueue's interface and its measured semantics, against any store that claims them.
+"""TransferQueue's interface and its measured semantics, true of the store in this process and of the real one.
 
-Every test takes the ``queue`` fixture: an object with TransferQueue's functions (``kv_put``, ``async_kv_put`` ...). Add
-a factory to ``FACTORIES`` (the real package's module, after ``init``) and the same laws are checked there. What only
-the local store offers is in the last section.
+Every test takes the ``queue`` fixture: an empty store with TransferQueue's functions (``kv_put`` and the others).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from columns_of import batch, names, nested, rows_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from lineage.trainer.protocol import KVBatchMeta, nested_from_list
-from lineage.trainer.queue import LocalTransferQueue
-
-FACTORIES = {"local": LocalTransferQueue}
-
-
-@pytest.fixture(params=list(FACTORIES))
-def queue(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """An empty store of the interface."""
-    store = FACTORIES[request.param]()
-    store.init()
-    yield store
-    store.close()
-
-
-def nested(*rows: list[float]) -> torch.Tensor:
-    """Rows as a jagged tensor."""
-    return nested_from_list([torch.tensor(row) for row in rows])
-
-
-def batch(**fields: Any) -> TensorDict:
-    """Fields as a TensorDict of their length."""
-    return TensorDict(fields, batch_size=[len(next(iter(fields.values())))])
-
-
-def rows_of(data: TensorDict, field: str) -> list[list[float]]:
-    """Rows of a jagged field as lists."""
-    return [row.tolist() for row in data[field].unbind()]
-
-
-def names(data: TensorDict) -> set[str]:
-    """Fields of a batch."""
-    return set(data.keys())
-
+from lineage.trainer.protocol import KVBatchMeta, nested_from_list, nested_tokens_last, tokens_last
 
 # -------------------------------------------------------------------------------------------------------------- get
 
@@ -152,6 +117,68 @@ def test_empty_rows_survive(queue):
     """A row of length 0 keeps its place."""
     queue.kv_batch_put(["a", "b"], "train", batch(x=nested([], [1.0, 2.0])))
     assert queue.kv_batch_get(["a", "b"], "train")["x"].offsets().tolist() == [0, 0, 2]
+
+
+@pytest.mark.parametrize("lengths", [(4, 4), (4, 2), (2, 2)])
+def test_rows_of_several_axes_are_ragged_on_the_last(queue, lengths):
+    """position_ids of two axes keep their axes together, equally long or not, as many columns as axes or not."""
+    rows = [torch.arange(2 * length).reshape(2, length) for length in lengths]
+    queue.kv_batch_put(["a", "b"], "train", batch(x=nested_tokens_last(rows)))
+    for keys, expected in ((["a", "b"], rows), (["b"], rows[1:])):
+        data = queue.kv_batch_get(keys, "train")["x"]
+        assert tokens_last(data)
+        assert all(torch.equal(row, one) for row, one in zip(data.unbind(), expected, strict=True))
+
+
+def test_columns_of_the_same_lengths_share_their_offsets(queue):
+    """What two fields of a batch hold can be added, as torch allows only of jagged tensors with the same offsets."""
+    queue.kv_batch_put(["a", "b"], "train", batch(x=nested([1.0], [2.0, 3.0])))
+    queue.kv_batch_put(["a", "b"], "train", batch(y=nested([1.0], [1.0, 1.0])))
+    data = queue.kv_batch_get(["a", "b"], "train")
+    assert [row.tolist() for row in (data["x"] + data["y"]).unbind()] == [[2.0], [3.0, 4.0]]
+
+
+def test_a_tensor_with_a_gradient_is_stored_without_it(queue):
+    """The graph of what is put does not come back."""
+    queue.kv_batch_put(["a"], "train", batch(x=torch.ones(1, 2, requires_grad=True) * 2))
+    data = queue.kv_batch_get(["a"], "train")["x"]
+    assert not data.requires_grad
+    assert rows_of(queue.kv_batch_get(["a"], "train"), "x") == [[2.0, 2.0]]
+
+
+DTYPES = [torch.bool, torch.int32, torch.int64, torch.bfloat16, torch.float16, torch.float32, torch.float64]
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(dtype=st.sampled_from(DTYPES), lengths=st.lists(st.integers(0, 5), min_size=1, max_size=5), data=st.data())
+def test_any_tensor_comes_back_bit_for_bit(queue, dtype, lengths, data):
+    """Any dtype and lengths, any order of keys: the rows are the ones put, of their dtype, in jagged layout."""
+    rows = [torch.randint(-9, 9, (length,)).to(dtype) for length in lengths]
+    keys = [f"k{row}" for row in range(len(rows))]
+    queue.kv_clear(keys, "train")
+    queue.kv_batch_put(keys, "train", batch(x=nested_from_list(rows)))
+    order = data.draw(st.permutations(range(len(rows))))
+    found = queue.kv_batch_get([keys[row] for row in order], "train")["x"]
+    assert (found.dtype, found.layout) == (dtype, torch.jagged)
+    assert all(torch.equal(one, rows[row]) for one, row in zip(found.unbind(), order, strict=True))
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**62), 2**62) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(values=st.lists(PLAIN, min_size=1, max_size=4))
+def test_any_plain_object_comes_back_equal(queue, values):
+    """As a field and as a tag, whatever is beside it in the batch."""
+    keys = [f"k{row}" for row in range(len(values))]
+    queue.kv_clear([f"k{row}" for row in range(4)], "train")
+    queue.kv_batch_put(keys, "train", batch(o=NonTensorStack(*values)), [{"o": value} for value in values])
+    assert queue.kv_batch_get(keys, "train").get("o").tolist() == values
+    assert [tag["o"] for tag in queue.kv_list("train")["train"].values()] == values
 
 
 def test_objects_come_back_as_objects(queue):
@@ -266,6 +293,33 @@ def test_a_write_to_a_cleared_key_creates_it_again(queue):
     assert names(queue.kv_batch_get("a", "train")) == {"x"}
 
 
+def test_list_is_in_the_order_keys_were_created(queue):
+    """A key that was cleared and comes back is the last."""
+    queue.kv_batch_put(["b", "a", "c"], "train", tags=[{}, {}, {}])
+    queue.kv_put("b", "train", tag={"x": 1})
+    assert list(queue.kv_list("train")["train"]) == ["b", "a", "c"]
+    queue.kv_clear("b", "train")
+    queue.kv_put("b", "train", tag={})
+    assert list(queue.kv_list("train")["train"]) == ["a", "c", "b"]
+
+
+def test_tags_listed_are_copies(queue):
+    """Changing what was listed, put or returned changes nothing in the store."""
+    tag = {"x": [1]}
+    meta = queue.kv_put("a", "train", tag=tag)
+    listed = queue.kv_list("train")["train"]["a"]
+    for one in (tag, meta.tags[0], listed):
+        one["x"].append(2)
+    assert queue.kv_list("train") == {"train": {"a": {"x": [1]}}}
+
+
+def test_a_key_with_tags_only_has_no_fields(queue):
+    """Its batch lists none, and a get finds no field that all keys have."""
+    assert queue.kv_put("a", "train", tag={"x": 1}).fields == []
+    with pytest.raises(ValueError, match="Some fields are not ready in all the requested keys!"):
+        queue.kv_batch_get(["a"], "train")
+
+
 def test_get_by_meta_takes_its_fields(queue):
     """A batch fetches the fields it lists, or named ones among them; others are an error, as is no partition."""
     queue.kv_batch_put(["a"], "train", batch(x=torch.tensor([1]), y=torch.tensor([2])))
@@ -323,70 +377,112 @@ def test_any_history_agrees_with_a_plain_dict(queue, operations):
         assert rows_of(queue.kv_batch_get(list(values), "train", "x"), "x") == list(values.values())
 
 
-# ------------------------------------------------------------------------------------------ what the local one adds
+# ---------------------------------------------------------------------------------------------- slots, resident, rest
 
 
-@pytest.fixture
-def local() -> LocalTransferQueue:
-    """An empty in-process store."""
-    return LocalTransferQueue()
-
-
-def test_slots_are_given_out_again_after_a_clear(local):
-    """A key's slot is unique while it lives, goes to the next new key after its clear, and is -1 when unknown."""
-    local.kv_batch_put(["a", "b"], "train", tags=[{}, {}])
-    first, second = local.global_indexes(["a", "b"], "train")
+def test_slots_belong_to_keys_that_live(queue):
+    """A key's slot is its own while it lives, stays when it is written again, and is -1 when unknown."""
+    queue.kv_batch_put(["a", "b"], "train", tags=[{}, {}])
+    first, second = queue.global_indexes(["a", "b"], "train")
     assert first != second
-    local.kv_clear("a", "train")
-    local.kv_put("c", "val", tag={})
-    assert local.global_indexes(["c"], "val") == [first]
-    assert local.global_indexes(["a", "b"], "train") == [-1, second]
+    queue.kv_put("b", "train", fields={"x": torch.tensor(1)})
+    queue.kv_clear("a", "train")
+    assert queue.global_indexes(["a", "b"], "train") == [-1, second]
+    assert queue.global_indexes(["b", "a", "b"], "train") == [second, -1, second]
+    assert queue.global_indexes(["b"], "elsewhere") == [-1]
+    assert queue.global_indexes([], "train") == []
 
 
-def test_resident_counts_keys_and_bytes(local):
-    """Prompt keys, trajectory keys and the bytes of tensors and strings; nothing after everything is cleared."""
-    local.kv_put("p", "train", tag={"is_prompt": True})
-    local.kv_batch_put(["a", "b"], "train", batch(x=torch.zeros(2, 3), o=NonTensorStack("ab", {"k": 1})))
-    assert local.resident() == (1, 2, 2 * 3 * 4 + 2)
-    local.kv_clear(["p", "a", "b"], "train")
-    assert local.resident() == (0, 0, 0)
+def test_a_slot_is_given_out_again_after_a_clear(queue):
+    """Another key, of another partition even, gets the slot of a cleared one: time tells them apart, slots do not."""
+    queue.kv_batch_put(["a", "b"], "train", tags=[{}, {}])
+    (cleared,) = queue.global_indexes(["a"], "train")
+    queue.kv_clear("a", "train")
+    later = [f"k{row}" for row in range(64)]
+    queue.kv_batch_put(later, "val", tags=[{}] * len(later))
+    assert cleared in queue.global_indexes(later, "val")
 
 
-def test_the_low_level_client_reads_and_writes_by_slot(local):
+def test_resident_counts_prompts_and_trajectories(queue):
+    """Keys tagged is_prompt and the others, of every partition; nothing after everything is cleared."""
+    queue.kv_put("p", "train", tag={"is_prompt": True})
+    queue.kv_batch_put(["a", "b"], "val", batch(x=torch.zeros(2, 3)))
+    assert queue.resident()[:2] == (1, 2)
+    queue.kv_clear("p", "train")
+    queue.kv_clear(["a", "b"], "val")
+    assert queue.resident()[:2] == (0, 0)
+
+
+def test_the_low_level_client_reads_and_writes_by_slot(queue):
     """Workers that know slots only get and put the same rows, and slots lead back to keys."""
 
     async def life() -> None:
-        local.kv_batch_put(["a", "b"], "train", batch(x=torch.tensor([1, 2])), [{"i": 0}, {"i": 1}])
-        client = local.get_client()
+        await queue.async_kv_batch_put(["a", "b"], "train", batch(x=torch.tensor([1, 2])), [{"i": 0}, {"i": 1}])
+        client = queue.get_client()
         meta = await client.async_kv_retrieve_meta(["b", "a", "z"], "train")
         assert [tag["i"] for tag in meta.custom_meta] == [1, 0]
         assert (await client.async_get_data(meta.select_fields(["x", "nope"])))["x"].tolist() == [2, 1]
         first, second = meta.chunk(2)
         assert (first.size, second.size, first.is_ready) == (1, 1, True)
         await client.async_put(batch(y=torch.tensor([5, 6])), meta)
-        assert local.kv_batch_get(["a", "b"], "train", "y")["y"].tolist() == [6, 5]
-        assert await client.async_kv_retrieve_keys([*meta.global_indexes, 99], "train") == ["b", "a", None]
+        assert queue.kv_batch_get(["a", "b"], "train", "y")["y"].tolist() == [6, 5]
+        assert await client.async_kv_retrieve_keys([*meta.global_indexes, 10**6], "train") == ["b", "a", None]
         created = await client.async_kv_retrieve_meta("c", "train", create=True)
         assert (created.size, created.is_ready) == (1, False)
 
     asyncio.run(life())
 
 
-def test_a_parser_replaces_values_before_they_are_stored(local):
-    """data_parser sees columns and changes them in place."""
+def test_a_parser_replaces_values_before_they_are_stored(queue):
+    """data_parser sees columns, changes them in place and returns them."""
 
-    def double(columns: dict[str, Any]) -> None:
+    def double(columns: dict[str, Any]) -> dict[str, Any]:
         columns["x"] = [row * 2 for row in columns["x"]]
+        return columns
 
-    local.kv_batch_put(["a"], "train", batch(x=torch.tensor([3])), data_parser=double)
-    assert local.kv_batch_get("a", "train")["x"].tolist() == [6]
+    queue.kv_batch_put(["a"], "train", batch(x=torch.tensor([3])), data_parser=double)
+    assert queue.kv_batch_get("a", "train")["x"].tolist() == [6]
+    with pytest.raises(RuntimeError, match="data_parser must return a dict, got NoneType"):
+        queue.kv_batch_put(["a"], "train", batch(x=torch.tensor([3])), data_parser=lambda columns: None)
 
 
-def test_init_and_close_start_empty(local):
-    """Nothing survives init or close."""
-    local.kv_put("a", "train", tag={})
-    assert local.init({"controller": 1}) == {"controller": 1}
-    assert local.kv_list() == {}
-    local.kv_put("a", "train", tag={})
-    local.close()
-    assert local.kv_list() == {}
+def test_plain_functions_work_inside_a_running_loop(queue):
+    """A step that is a coroutine may call them, and another loop later finds the same store."""
+
+    async def life() -> list[int]:
+        queue.kv_batch_put(["a"], "train", batch(x=torch.tensor([1])))
+        found = await queue.async_kv_batch_get(["a"], "train")
+        assert queue.kv_batch_get(["a"], "train")["x"].tolist() == found["x"].tolist()
+        return found["x"].tolist()
+
+    assert [asyncio.run(life()), asyncio.run(life())] == [[1], [1]]
+
+
+def test_many_at_once_in_one_loop(queue):
+    """Sessions put and get in parallel; each finds its own row."""
+
+    async def session(row: int) -> bool:
+        key = f"k{row}"
+        await queue.async_kv_batch_put([key], "train", batch(x=nested([float(row)] * (row + 1))), [{"row": row}])
+        found = await queue.async_kv_batch_get(key, "train")
+        return rows_of(found, "x") == [[float(row)] * (row + 1)]
+
+    async def life() -> list[bool]:
+        return list(await asyncio.gather(*(session(row) for row in range(16))))
+
+    assert all(asyncio.run(life()))
+    assert {key: tag["row"] for key, tag in queue.kv_list("train")["train"].items()} == {
+        f"k{row}": row for row in range(16)
+    }
+
+
+def test_the_count_of_threads_is_the_callers(queue):
+    """No put or get changes how many threads torch computes with."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        queue.kv_batch_put(["a"], "train", batch(x=torch.ones(1, 2)))
+        queue.kv_batch_get(["a"], "train")
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
