@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensordict import TensorDict
@@ -244,6 +245,31 @@ class ActorRolloutRefWorker:
         metrics = self.actor.train_mini_batch(rows.select([place for places in dealt for place in places]), plan)
         self.version = info["global_steps"]
         return metrics
+
+    def save_checkpoint(self, folder: Path) -> None:
+        """Write model, optimiser and schedule to a folder that is there, the same for every rank; all ranks take part.
+
+        Raises:
+            OSError, RuntimeError: the disk took no more.
+        """
+        from lineage.trainer.engine.model_state import save_state  # a second of imports, for those who save
+
+        save_state(Path(folder), self.actor)
+
+    def load_checkpoint(self, folder: Path, global_steps: int) -> int:
+        """Go on from a folder that was saved after that step, by whatever number of ranks; all ranks take part.
+
+        Returns:
+            The optimiser's steps by what was saved, the same on every rank.
+
+        Raises:
+            CheckpointError: it is damaged or does not fit; nothing is changed then.
+        """
+        from lineage.trainer.engine.model_state import load_state
+
+        taken = load_state(Path(folder), self.actor)
+        self.version = global_steps
+        return taken
 
     def _probe(self, module: nn.Module, batch: KVBatchMeta, rows: SequenceRows, scores: RowScores) -> None:
         if self.probe and self.ranks.agreed(hooks.recorder().enabled):

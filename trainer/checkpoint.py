@@ -1,8 +1,9 @@
 """Checkpoints: everything a run needs to go on as if it had never stopped.
 
-verl's layout: ``global_step_<n>/actor/{model,optim,extra_state}.pt``, ``global_step_<n>/data.pt`` and
-``latest_checkpointed_iteration.txt``; ``run.json`` beside them says what a run that goes on must have in common with
-the one that saved. A step folder appears whole or not at all, and is read whole before anything is changed by it.
+verl's layout: the folder ``global_step_<n>/actor``, which the worker writes, on every rank (``engine.model_state``);
+``extra_state.pt`` and ``data.pt`` beside it, which the driver writes, and ``latest_checkpointed_iteration.txt``.
+``run.json`` says what a run that goes on must have in common with the one that saved. A step folder appears whole or
+not at all, and is read whole before anything is changed by it.
 """
 
 from __future__ import annotations
@@ -22,21 +23,28 @@ import torch
 
 from lineage.hooks import UserError, first_line
 from lineage.trainer.rng import rng_state, set_rng_state
-from lineage.trainer.training import TrainingWorker
 
 LATEST = "latest_checkpointed_iteration.txt"
 SETTINGS = "run.json"
 _STEP = re.compile(r"global_step_(\d+)")
-_FILES = {
-    "model": "actor/model.pt",
-    "optimizer": "actor/optim.pt",
-    "extra_state": "actor/extra_state.pt",
-    "data": "data.pt",
-}
+_ACTOR = "actor"
+_FILES = {"extra_state": "extra_state.pt", "data": "data.pt"}
 
 
 class CheckpointError(UserError):
     """A checkpoint could not be written, found, read or used."""
+
+
+class Trained(Protocol):
+    """Who keeps model, optimiser and schedule: one worker, or a group of them."""
+
+    def save_checkpoint(self, folder: Path) -> None:
+        """Write them to a folder that is there."""
+        ...
+
+    def load_checkpoint(self, folder: Path, global_steps: int) -> int:
+        """Go on from such a folder, saved after that step; the optimiser's steps by what was saved."""
+        ...
 
 
 class Stateful(Protocol):
@@ -59,22 +67,15 @@ class Checkpoint:
         folder: ``global_step_<n>``.
         global_steps: the step after which it was saved.
         settings: what the run that saved it was made of (see ``save_checkpoint``).
-        model, optimizer: state dicts.
-        extra_state: schedule, random generators, and the states of other things by name.
+        extra_state: the driver's random generators, and the states of other things by name.
         data: place in the stream of prompts.
     """
 
     folder: Path
     global_steps: int
     settings: dict[str, Any]
-    model: dict[str, torch.Tensor]
-    optimizer: dict[str, Any]
     extra_state: dict[str, Any]
     data: dict[str, Any]
-
-    def optimizer_steps(self, position: int) -> int:
-        """Steps its optimiser had taken with one of its parameters: with one that gets no gradient it takes none."""
-        return int(self.optimizer["state"].get(position, {}).get("step", 0))
 
 
 # ------------------------------------------------------------------------------------------------------------- save
@@ -83,7 +84,7 @@ class Checkpoint:
 def save_checkpoint(
     folder: Path,
     global_steps: int,
-    actor: TrainingWorker,
+    worker: Trained,
     stream: Stateful,
     *,
     stateful: Mapping[str, Stateful] | None = None,
@@ -108,10 +109,7 @@ def save_checkpoint(
     target = folder / f"global_step_{global_steps}"
     draft, latest = folder / f".global_step_{global_steps}.tmp", folder / f".{LATEST}.tmp"
     parts = {
-        "model": actor.module.state_dict(),
-        "optimizer": actor.optimizer.state_dict(),
         "extra_state": {
-            "lr_scheduler": actor.scheduler.state_dict(),
             "rng": rng_state(),
             "stateful": {name: thing.state_dict() for name, thing in (stateful or {}).items()},
         },
@@ -119,7 +117,8 @@ def save_checkpoint(
     }
     try:
         shutil.rmtree(draft, ignore_errors=True)
-        (draft / "actor").mkdir(parents=True)
+        (draft / _ACTOR).mkdir(parents=True)
+        worker.save_checkpoint(draft / _ACTOR)
         for name, part in parts.items():
             torch.save(part, draft / _FILES[name])
         (draft / SETTINGS).write_text(json.dumps({"global_steps": global_steps, "settings": dict(settings or {})}))
@@ -213,7 +212,7 @@ def _others(folder: Path) -> str:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read a step folder; nothing it holds is run.
+    """Read the driver's part of a step folder; nothing it holds is run.
 
     Raises:
         CheckpointError: a file is missing, damaged, or not one of ours.
@@ -247,12 +246,12 @@ def _load(path: Path) -> Any:
 
 def restore(
     checkpoint: Checkpoint,
-    actor: TrainingWorker,
+    worker: Trained,
     stream: Stateful,
     *,
     stateful: Mapping[str, Stateful] | None = None,
     settings: Mapping[str, Any] | None = None,
-) -> None:
+) -> int:
     """Put a run where the one that saved the checkpoint was.
 
     What is set by the configuration stays as this run sets it: the learning rate is its own schedule's at that step.
@@ -260,12 +259,14 @@ def restore(
     Args:
         stateful, settings: as of :func:`save_checkpoint`.
 
+    Returns:
+        Steps the optimiser had taken, by what was saved (``model_state.load_state``).
+
     Raises:
         CheckpointError: it was saved by a run with other data, seed or model; says which key. Nothing is changed then.
     """
     stateful = stateful or {}
     _check_settings(checkpoint, settings or {})
-    _check_tensors(checkpoint, actor)
     states = checkpoint.extra_state.get("stateful", {})
     if set(states) != set(stateful):
         raise CheckpointError(
@@ -273,26 +274,14 @@ def restore(
             f"{', '.join(sorted(stateful)) or 'nothing else'}: give both the same algorithm"
         )
     try:
-        actor.module.load_state_dict(checkpoint.model)
-        _restore_optimizer(checkpoint, actor)
+        taken = worker.load_checkpoint(checkpoint.folder / _ACTOR, checkpoint.global_steps)
         for name, thing in stateful.items():
             thing.load_state_dict(states[name])
         stream.load_state_dict(checkpoint.data)
         set_rng_state(checkpoint.extra_state["rng"])
     except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{checkpoint.folder} does not fit this run: {first_line(error)}") from error
-
-
-def _restore_optimizer(checkpoint: Checkpoint, actor: TrainingWorker) -> None:
-    """The moments and the step of the schedule are the checkpoint's; rates and decay are this run's own settings."""
-    optimizer, schedule = actor.optimizer, actor.scheduler
-    peaks = list(schedule.base_lrs)
-    own = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
-    optimizer.load_state_dict(checkpoint.optimizer)
-    schedule.load_state_dict(checkpoint.extra_state["lr_scheduler"])
-    schedule.base_lrs = peaks
-    for group, mine, peak, factor in zip(optimizer.param_groups, own, peaks, schedule.lr_lambdas, strict=True):
-        group.update({**mine, "lr": peak * factor(schedule.last_epoch)})
+    return taken
 
 
 def _check_settings(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
@@ -303,29 +292,6 @@ def _check_settings(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None
                 f"{checkpoint.folder} was saved with {name}={_text(was)}, this run has {_text(value)}: a run that goes "
                 "on has the same prompts in the same order; set it, or trainer.resume_mode=disable"
             )
-
-
-def _check_tensors(checkpoint: Checkpoint, actor: TrainingWorker) -> None:
-    here = actor.module.state_dict()
-    for name, tensor in here.items():
-        if name not in checkpoint.model:
-            raise CheckpointError(f"{checkpoint.folder} has no tensor {name}: it is of another model{_model()}")
-        saved = checkpoint.model[name]
-        if saved.shape != tensor.shape or saved.dtype != tensor.dtype:
-            raise CheckpointError(
-                f"{checkpoint.folder}: {name} is {_shape(saved)}, in this run's model {_shape(tensor)}{_model()}"
-            )
-    extra = next((name for name in checkpoint.model if name not in here), None)
-    if extra is not None:
-        raise CheckpointError(f"{checkpoint.folder}: this run's model has no tensor {extra}{_model()}")
-
-
-def _model() -> str:
-    return "; take the model.path, lora_rank and model_dtype it was saved with"
-
-
-def _shape(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def _text(value: Any) -> str:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import traceback
 from pathlib import Path
@@ -15,6 +16,7 @@ from tensordict import TensorDict
 
 from lineage import hooks
 from lineage.trainer.actor import ActorRolloutRefWorker, scored_by, trained_by
+from lineage.trainer.checkpoint import CheckpointError
 from lineage.trainer.config.actor_rollout_ref import ActorRolloutRefConfig
 from lineage.trainer.config.ppo_trainer import RolloutCorrectionConfig
 from lineage.trainer.engine.fsdp import device_mesh
@@ -215,6 +217,46 @@ def traced(place, folder):
     return None
 
 
+def resumed(place, folder):
+    """What is there is loaded and trained on; a checkpoint of this world's is left for the others."""
+    made = {}
+    for saved in sorted(folder.glob("saved_by_*")):
+        worker = place.worker(SMOOTH)
+        steps = worker.load_checkpoint(saved, 1)
+        loaded = {name: tensor.clone() for name, tensor in worker.state_dict()}
+        made[saved.name] = {"steps": steps, "loaded": loaded, **trained(place, worker, global_steps=2)}
+    worker = place.worker(SMOOTH)
+    trained(place, worker)
+    mine = folder / f"saved_by_{place.world}_{place.size}"
+    if place.rank == 0:
+        mine.mkdir()
+    if place.world:
+        torch.distributed.barrier()
+    worker.save_checkpoint(mine)
+    made["straight"] = trained(place, worker, global_steps=2)
+    return made
+
+
+def refused(place, folder):
+    """What a damaged checkpoint, one of another model and a folder that is not there say on this rank."""
+    damaged, said, worker = folder / f"damaged_{place.world}_{place.size}", [], place.worker(SMOOTH)
+    before = {name: tensor.clone() for name, tensor in worker.state_dict()}
+    if place.rank == 0:
+        shutil.copytree(folder / f"saved_by_{place.world}_{place.size}", damaged)
+        torn = sorted(damaged.glob("*.distcp"))[-1]
+        torn.write_bytes(torn.read_bytes()[:200])
+    if place.world:
+        torch.distributed.barrier()
+    other = place.worker(SMOOTH, "model.lora_rank=2")
+    for tried, path in ((worker, damaged), (other, damaged), (worker, folder / "nowhere")):
+        try:
+            tried.load_checkpoint(path, 1)
+        except CheckpointError as error:
+            said.append(str(error))
+    same = all(torch.equal(tensor, before[name]) for name, tensor in worker.state_dict())
+    return {"said": said, "same": same}
+
+
 JOBS = (plain, packed, offloaded, tied, adapter, bypass, hybrid)
 
 
@@ -229,6 +271,7 @@ def main(folder: Path, rank: int, world: int, port: int) -> None:
             place = Place(rank, world, ranks)
             done[ranks] = {job.__name__: job(place) for job in JOBS}
             traced(place, folder / f"trace{world}_{ranks}")
+            done[ranks] |= {"resumed": resumed(place, folder), "refused": refused(place, folder)}
         torch.save(done, folder / f"done{world}_{rank}.pt")
     except BaseException:
         (folder / f"failed{world}_{rank}.txt").write_text(traceback.format_exc())

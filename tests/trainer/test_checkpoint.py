@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import pickle
+import re
 import resource
 
 import pytest
@@ -20,6 +22,7 @@ from lineage.trainer.checkpoint import (
     saved_steps,
 )
 from lineage.trainer.config.actor_rollout_ref import ActorConfig
+from lineage.trainer.engine.model_state import load_state, save_state
 from lineage.trainer.engine.topology import embedded_topology
 from lineage.trainer.training import TrainingWorker
 
@@ -37,6 +40,16 @@ class Counter:
         self.value = state["value"]
 
 
+class Worker(TrainingWorker):
+    """Saves and loads what it trains."""
+
+    def save_checkpoint(self, folder):
+        save_state(folder, self)
+
+    def load_checkpoint(self, folder, global_steps):
+        return load_state(folder, self)
+
+
 def make_actor(*, width=3, steps=4, lr=None, kind="cosine"):
     """A small module under training, not yet stepped."""
     torch.manual_seed(1)
@@ -45,7 +58,7 @@ def make_actor(*, width=3, steps=4, lr=None, kind="cosine"):
     config.optim.lr_scheduler_type = kind
     if lr is not None:
         config.optim.lr = lr
-    return TrainingWorker(module, config, embedded_topology(1, 1), total_training_steps=steps, pad_token_id=0)
+    return Worker(module, config, embedded_topology(1, 1), total_training_steps=steps, pad_token_id=0)
 
 
 def take_step(training):
@@ -185,7 +198,7 @@ def test_a_tracker_that_lies_does_not_start_a_run_anew(actor, tmp_path, text, sa
     assert "global_step_4" in str(error.value)
 
 
-@pytest.mark.parametrize("file", ["actor/model.pt", "actor/optim.pt", "actor/extra_state.pt", "data.pt", "run.json"])
+@pytest.mark.parametrize("file", ["actor/.metadata", "actor/__0_0.distcp", "extra_state.pt", "data.pt", "run.json"])
 @pytest.mark.parametrize("damage", ["missing", "short", "other"])
 def test_a_damaged_checkpoint_is_one_line_that_names_the_file(actor, tmp_path, file, damage):
     """Missing, cut short, or something else under its name."""
@@ -195,9 +208,13 @@ def test_a_damaged_checkpoint_is_one_line_that_names_the_file(actor, tmp_path, f
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[:20] if damage == "short" else b"not a checkpoint")
-    with pytest.raises(CheckpointError, match=file.rpartition("/")[2]) as error:
-        read_checkpoint(folder)
+    other, stream = make_actor(), Counter(8)
+    before = other.module.weight.detach().clone()
+    with pytest.raises(CheckpointError, match=re.escape(file.rpartition("/")[2])) as error:
+        restore(read_checkpoint(folder), other, stream)
     assert "\n" not in str(error.value)
+    assert torch.equal(other.module.weight, before)
+    assert (stream.value, len(other.optimizer.state)) == (8, 0)
 
 
 def test_reading_a_checkpoint_runs_no_code_of_it(actor, tmp_path):
@@ -208,9 +225,15 @@ def test_reading_a_checkpoint_runs_no_code_of_it(actor, tmp_path):
             return (open, (str(tmp_path / "made"), "w"))
 
     folder = save_checkpoint(tmp_path, 4, actor, Counter())
+    metadata, data = folder / "actor" / ".metadata", (folder / "data.pt").read_bytes()
     torch.save({"evil": Evil()}, folder / "data.pt")
     with pytest.raises(CheckpointError, match=r"data\.pt is damaged, or not"):
-        read_checkpoint(folder)
+        restore(read_checkpoint(folder), make_actor(), Counter())
+    (folder / "data.pt").write_bytes(data)
+    restore(read_checkpoint(folder), make_actor(), Counter())
+    metadata.write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(CheckpointError, match=r"\.metadata is damaged, or not"):
+        restore(read_checkpoint(folder), make_actor(), Counter())
     assert not (tmp_path / "made").exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -224,6 +225,39 @@ def test_a_rank_follows_its_gradient(runs, world):
             last[update] = float(attrs["gradient_after"])
     assert len(last) == 8
     assert any(last.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [*WORLDS, 0])
+def test_what_so_many_ranks_saved_any_other_number_goes_on_from(runs, world):
+    """Weights are those that were saved, and the next update is that of the run that never stopped."""
+    _, made, embedded = runs
+    ranks = made[world][0] if world else embedded[1]
+    found, straight = ranks["resumed"], made[2][0]["resumed"]["straight"]
+    assert ("saved_by_2_2" in found) == (world != 2)
+    for name, one in found.items():
+        assert one["metrics"].keys() == straight["metrics"].keys()
+        for metric, value in straight["metrics"].items():
+            assert one["metrics"][metric] == pytest.approx(value, rel=1e-3, abs=1e-5), (name, metric)
+        for tensor, value in straight["weights"].items():
+            assert torch.allclose(one["weights"][tensor], value, atol=1e-5), (name, tensor)
+        if name != "straight":
+            assert one["steps"] == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [*WORLDS, 0])
+def test_a_checkpoint_that_does_not_fit_changes_nothing(runs, world):
+    """A file that is torn, another model, nothing at all: one line of each, the same on every rank."""
+    _, made, embedded = runs
+    ranks = [rank["refused"] for rank in made[world]] if world else [embedded[1]["refused"]]
+    for rank in ranks:
+        torn, other, nowhere = rank["said"]
+        assert re.search(r"damaged_\d_\d/__\d_0\.distcp is damaged, or not a checkpoint of this trainer$", torn)
+        assert "of another model" in other
+        assert "nowhere is not whole: .metadata is missing" in nowhere
+        assert not any("\n" in line for line in rank["said"])
+        assert rank["same"]
 
 
 def test_fsdp_size_leaves_the_data_parallel_size_alone():

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
 from lineage import hooks
-from lineage.trainer.checkpoint import Checkpoint
 from lineage.trainer.step_watch import StepWatch
 
 
@@ -87,10 +84,20 @@ def test_nothing_is_looked_at_untraced():
     assert "gradient" not in stepped(module, optimizer, watch)[1]
 
 
-def test_a_checkpoint_counts_the_steps_of_the_tensor_that_is_watched(tracing):
-    """Others may have taken more: what goes on after a resume is its own count."""
+def test_where_the_number_is_another_ranks_nothing_is_said_of_it(tracing):
+    """The count and the settings are the same on every rank."""
+    module, optimizer = model()
+    watch = StepWatch(module, optimizer, holds=False)
+    seen, attrs = stepped(module, optimizer, watch)
+    assert seen is None
+    assert (attrs["gradient"], attrs["optimizer_steps"]) == ("none", "1")
+
+
+def test_the_norm_of_a_gradient_is_that_of_all_its_parts(tracing):
+    """What each process holds of it may be next to nothing, and is left out where one of them did not look."""
     module, optimizer = model()
     watch = StepWatch(module, optimizer)
-    stepped(module, optimizer, watch, unused=["1.bias"])
-    saved = Checkpoint(Path(), 1, {}, {}, optimizer.state_dict(), {}, {})
-    assert (saved.optimizer_steps(watch.position), saved.optimizer_steps(0)) == (0, 1)
+    stepped(module, optimizer, watch)
+    none, some = [0.0] * 4, [0.0, 1.0, 0.0, 1.0]
+    assert watch.attrs([none, some])["weak_gradient"] == "0.weight,1.weight"
+    assert "weak_gradient" not in watch.attrs([some, None])

@@ -34,15 +34,14 @@ def save_is_due(parts: Parts, global_steps: int) -> bool:
 @traced("checkpoint", component="PPOTrainer._save_checkpoint")
 def save(parts: Parts, run_folder: Path, global_steps: int) -> None:
     """Save model, optimiser, schedule, random state and the place in the data, after step ``global_steps``."""
-    trainer, actor = parts.config.trainer, parts.worker.actor
     save_checkpoint(
         checkpoint_folder(parts, run_folder),
         global_steps,
-        actor,
+        parts.worker,
         parts.stream,
         stateful=parts.stateful,
         settings=_shared(parts),
-        keep=trainer.max_actor_ckpt_to_keep,
+        keep=parts.config.trainer.max_actor_ckpt_to_keep,
     )
     hooks.current().params("produce", dict(parts.worker.state_dict()), field="checkpoint", weights=parts.worker.weights)
 
@@ -61,9 +60,8 @@ def load(parts: Parts, run_folder: Path) -> int:
     step = taken = 0
     if path is not None:
         checkpoint = read_checkpoint(path)
-        taken = checkpoint.optimizer_steps(worker.actor.step_watch.position)
-        restore(checkpoint, worker.actor, parts.stream, stateful=parts.stateful, settings=_shared(parts))
-        step = worker.version = checkpoint.global_steps
+        taken = restore(checkpoint, worker, parts.stream, stateful=parts.stateful, settings=_shared(parts))
+        step = checkpoint.global_steps
     attrs = {"resume_mode": str(trainer.resume_mode), "global_steps": str(step)}
     attrs |= {"epoch": str(parts.stream.epoch), "drawn": str(parts.stream.drawn), "optimizer_steps": str(taken)}
     stage.event("produce", "_load_checkpoint", producer="PPOTrainer._setup", attrs=attrs)
