@@ -255,6 +255,7 @@ class ActorRolloutRefWorker:
         from lineage.trainer.engine.model_state import save_state  # a second of imports, for those who save
 
         save_state(Path(folder), self.actor)
+        self._record_checkpoint("produce")
 
     def load_checkpoint(self, folder: Path, global_steps: int) -> int:
         """Go on from a folder that was saved after that step, by whatever number of ranks; all ranks take part.
@@ -269,7 +270,14 @@ class ActorRolloutRefWorker:
 
         taken = load_state(Path(folder), self.actor)
         self.version = global_steps
+        self._record_checkpoint("consume")
         return taken
+
+    def _record_checkpoint(self, op: str) -> None:
+        if self.ranks.agreed(hooks.recorder().enabled):
+            tensors = dict(self.state_dict())
+            if self.ranks.first:
+                hooks.current().params(op, tensors, field="checkpoint", weights=self.weights)
 
     def _probe(self, module: nn.Module, batch: KVBatchMeta, rows: SequenceRows, scores: RowScores) -> None:
         if self.probe and self.ranks.agreed(hooks.recorder().enabled):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -94,6 +95,16 @@ class RankProcess(RunProcess):
         """See ``ActorRolloutRefWorker.update_actor``."""
         with self._working(scope, batch):
             return self.worker.update_actor(batch)
+
+    def save_checkpoint(self, scope: Scope | None, folder: Path) -> None:
+        """See ``ActorRolloutRefWorker.save_checkpoint``."""
+        with hooks.inside(scope):
+            self.worker.save_checkpoint(folder)
+
+    def load_checkpoint(self, scope: Scope | None, folder: Path, global_steps: int) -> int:
+        """See ``ActorRolloutRefWorker.load_checkpoint``."""
+        with hooks.inside(scope):
+            return self.worker.load_checkpoint(folder, global_steps)
 
     @traced("weight_sync", component="CheckpointEngineManager.update_weights", consumer=RECEIVER)
     def update_weights(self, replica: Any, global_steps: int) -> None:

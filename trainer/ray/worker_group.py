@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from lineage import hooks
@@ -51,6 +52,15 @@ class WorkerGroup:
         """Train on a batch; ``extra_info`` holds the plan. Returns ``actor/*`` metrics, the same on every rank."""
         metrics: list[dict[str, float]] = self._dispatch("update_actor", trained_by(batch, len(self.ranks)))
         return metrics[0]
+
+    def save_checkpoint(self, folder: Path) -> None:
+        """Have every rank write what it holds of model, optimiser and schedule to a folder they all see."""
+        self.call("save_checkpoint", hooks.scope(), folder.resolve())
+
+    def load_checkpoint(self, folder: Path, global_steps: int) -> int:
+        """Go on from such a folder, whatever number of ranks wrote it; the optimiser's steps by what was saved."""
+        taken: list[int] = self.call("load_checkpoint", hooks.scope(), folder.resolve(), global_steps)
+        return taken[0]
 
     def call(self, method: str, *arguments: Any, doing: str | None = None) -> list[Any]:
         """Have every rank do the same; what each returned, by rank.

@@ -43,7 +43,6 @@ def save(parts: Parts, run_folder: Path, global_steps: int) -> None:
         settings=_shared(parts),
         keep=parts.config.trainer.max_actor_ckpt_to_keep,
     )
-    hooks.current().params("produce", dict(parts.worker.state_dict()), field="checkpoint", weights=parts.worker.weights)
 
 
 def load(parts: Parts, run_folder: Path) -> int:
@@ -55,18 +54,16 @@ def load(parts: Parts, run_folder: Path) -> int:
     Raises:
         CheckpointError: there is none to go on from, or it does not fit this run.
     """
-    trainer, worker, stage = parts.config.trainer, parts.worker, hooks.current()
+    trainer = parts.config.trainer
     path = find_checkpoint(trainer.resume_mode, checkpoint_folder(parts, run_folder), trainer.resume_from_path)
     step = taken = 0
     if path is not None:
         checkpoint = read_checkpoint(path)
-        taken = restore(checkpoint, worker, parts.stream, stateful=parts.stateful, settings=_shared(parts))
+        taken = restore(checkpoint, parts.worker, parts.stream, stateful=parts.stateful, settings=_shared(parts))
         step = checkpoint.global_steps
     attrs = {"resume_mode": str(trainer.resume_mode), "global_steps": str(step)}
     attrs |= {"epoch": str(parts.stream.epoch), "drawn": str(parts.stream.drawn), "optimizer_steps": str(taken)}
-    stage.event("produce", "_load_checkpoint", producer="PPOTrainer._setup", attrs=attrs)
-    if path is not None:
-        stage.params("consume", dict(worker.state_dict()), field="checkpoint", weights=worker.weights)
+    hooks.current().event("produce", "_load_checkpoint", producer="PPOTrainer._setup", attrs=attrs)
     return step
 
 
