@@ -41,6 +41,7 @@ CONFIG_GROUPS: dict[str, tuple[str, ...]] = {
     "trainer": (
         "total_training_steps",
         "n_gpus_per_node",
+        "n_ranks",
         "device",
         "logger",
         "save_freq",
@@ -49,6 +50,7 @@ CONFIG_GROUPS: dict[str, tuple[str, ...]] = {
         "seed",
     ),
     "trainer.lineage": ("on_violation",),
+    "ray_kwargs": ("ray_init",),
     "trace": ("enabled", "every", "keep_steps", "reuse", "sidecar", "weights"),
 }
 

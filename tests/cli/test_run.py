@@ -20,6 +20,7 @@ from lineage import hooks
 from lineage.checks.formats.text import headline_lines
 from lineage.cli import app
 from lineage.cli import run as run_module
+from lineage.cli import training
 from lineage.cli.run import CONFIG_GROUPS
 from lineage.errors import MissingExtraError, UserError
 from lineage.trainer.config import keys
@@ -201,7 +202,7 @@ def test_a_service_that_does_not_start_leaves_no_run_folder(invoke, monkeypatch)
     ("override", "expected"),
     [
         ("data.train_batch=1", "did you mean data.train_batch_size?"),
-        ("mode=ray", "use one of: embedded"),
+        ("mode=spark", "use one of: embedded, ray"),
         ("trainer.lineage.on_violation=stop", "use one of: raise, warn, off"),
         ("model.path=nowhere", "use one of tiny, tiny_tools, smollm2 or a local folder"),
     ],
@@ -342,7 +343,7 @@ def test_another_error_is_not_hidden(invoke, monkeypatch):
     async def broken(*arguments):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(run_module, "_train", broken)
+    monkeypatch.setattr(training, "_train", broken)
     result = invoke(*SMALL)
     assert isinstance(result.exception, RuntimeError)
     assert len(list(Path("runs").iterdir())) == 1

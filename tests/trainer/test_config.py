@@ -153,7 +153,7 @@ def test_bad_override_is_one_line(override, expected):
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("mode=ray", "mode=ray is not supported; use one of: embedded"),
+        ("mode=spark", "mode=spark is not supported; use one of: embedded, ray"),
         ("algorithm.adv_estimator=gae", "use one of: grpo"),
         ("algorithm.kl_ctrl.type=linear", "use one of: fixed, adaptive"),
         ("trace.capture_text=true", "keeps no text"),
@@ -182,6 +182,34 @@ def test_what_cannot_run_is_refused(override, expected):
         validate_config(compose([override]))
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_steps_of_several_processes_are_not_judged_one_by_one():
+    """What judges a step as it is sealed sees the rows of one process."""
+    with pytest.raises(ConfigError, match="judges the rows of one process, and mode=ray has several"):
+        validate_config(compose(["mode=ray", "trainer.lineage.on_violation=raise"]))
+
+
+def test_ranks_are_short_for_devices_of_one_node():
+    """``trainer.n_ranks`` sets the two sizes it is short for, and is not set beside them."""
+    trainer = compose(["trainer.n_ranks=4"]).trainer
+    assert (trainer.nnodes, trainer.n_gpus_per_node) == (1, 4)
+    with pytest.raises(ConfigError, match="set either, not both"):
+        compose(["trainer.n_ranks=4", "trainer.n_gpus_per_node=2"])
+
+
+def test_what_only_processes_hear_is_said_where_there_is_one():
+    """A key of ``mode=ray`` is mentioned as having no meaning in embedded mode, and is used by the other."""
+    typed = ["reward.num_workers=2"]
+    assert adapt_to_mode(compose(typed), typed) == ["ignored: reward.num_workers=2 has no meaning in mode=embedded"]
+    assert adapt_to_mode(compose([*typed, "mode=ray"]), typed) == []
+
+
+def test_processes_enough_record_by_themselves():
+    """With ``mode=ray`` a recorder of its own process is there only where it is asked for."""
+    assert compose([]).trace.sidecar
+    assert not compose(["mode=ray"]).trace.sidecar
+    assert compose(["mode=ray", "trace.sidecar=true"]).trace.sidecar
 
 
 def test_a_batch_that_does_not_divide_is_padded_and_said():

@@ -118,7 +118,7 @@ def test_fewer_rows_than_a_batch_are_refused(tmp_path):
 
 def test_the_code_reads_in_that_order():
     """The functions of setup stand in the order they are called in."""
-    names = ["_init_tokenizer", "_init_dataloader", "create_resource_pool", "spawn_worker_groups", "init_model"]
+    names = ["init_tokenizer", "init_dataloader", "create_resource_pool", "spawn_worker_groups", "init_model"]
     names += ["init_reward_loop_manager", "init_llm_server_manager", "init_checkpoint_engine_manager"]
     lines = [getattr(setup, name).__code__.co_firstlineno for name in names]
     assert lines == sorted(lines)
