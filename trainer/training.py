@@ -191,7 +191,9 @@ class TrainingWorker:
         """
         held = self.ranks.gathered(len(rows))
         if len(set(held)) > 1:  # some would wait in a collective that others never enter
-            raise ValueError(f"the ranks were handed {', '.join(map(str, held))} rows: each needs as many as the others")
+            raise ValueError(
+                f"the ranks were handed {', '.join(map(str, held))} rows: each needs as many as the others"
+            )
         self.module.train()
         parts: list[dict[str, float]] = []
         for epoch in range(plan.epochs):
@@ -376,7 +378,9 @@ def infer_rows(
     lens = [length for process in held for length in process]
     batches = list(_inference_batches(lens, micro_batches, ranks.size))
     if ranks.group is not None and len({sum(rank == at for at, _, _ in batches) for rank in range(ranks.size)}) > 1:
-        raise ValueError(f"the ranks were handed {', '.join(str(len(own)) for own in held)} rows, of unlike many passes")
+        raise ValueError(
+            f"the ranks were handed {', '.join(str(len(own)) for own in held)} rows, of unlike many passes"
+        )
     for rank, number, everywhere in batches:
         if rank not in ranks.played:
             continue

@@ -129,7 +129,9 @@ def test_inference_gives_the_rows_back_in_their_order(tiny_model, seed, ranks, b
     rows = make_rows(count, seed, spread=seed % 7)
     score = {"temperature": 1.0, "with_entropy": True, "pad_token_id": 0}
     alone = infer_rows(tiny_model, rows, micro_batches=MicroBatchLimit(1), ranks=Ranks.embedded(1), **score)
-    packed = infer_rows(tiny_model, rows, micro_batches=MicroBatchLimit(tokens=budget), ranks=Ranks.embedded(ranks), **score)
+    packed = infer_rows(
+        tiny_model, rows, micro_batches=MicroBatchLimit(tokens=budget), ranks=Ranks.embedded(ranks), **score
+    )
     one, entropy, two, other = alone.log_probs, alone.entropy, packed.log_probs, packed.entropy
     assert [len(row) for row in two] == rows.lengths("input_ids")
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip([*one, *entropy], [*two, *other], strict=True))
