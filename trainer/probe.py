@@ -46,7 +46,7 @@ def probe(
         return
     stage = hooks.current()
     for row in chosen:
-        # a forward pass of a sharded module takes all ranks: where the row is another's, one of a token keeps it company
+        # a forward pass of a sharded module takes all ranks: one of a token keeps another rank's row company
         ids = (rows.columns["input_ids"][0][:1] if row is None else rows.columns["input_ids"][row]).unsqueeze(0)
         positions = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)
         logits = module(

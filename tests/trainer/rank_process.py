@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import sys
 import traceback
@@ -38,12 +39,13 @@ class Place:
 
     def __init__(self, rank: int, world: int, ranks: int) -> None:
         self.rank, self.world, self.size = rank, world, ranks
+        self.model = load_model(find_model("tiny"))
 
     def worker(self, *overrides: str, fsdp_size: int = -1, correction=None, tied: bool = False, probe: int = 0):
         """Actor and reference on the tiny model, and a queue with eight rows of uneven lengths."""
         config = OmegaConf.merge(OmegaConf.structured(ActorRolloutRefConfig()), OmegaConf.from_dotlist(list(overrides)))
         correction = OmegaConf.structured(RolloutCorrectionConfig(**(correction or {})))
-        model = load_model(find_model("tiny"))
+        model = copy.deepcopy(self.model)
         if tied:
             model.lm_head.weight = model.get_input_embeddings().weight
         distributed = {}
@@ -180,7 +182,7 @@ def tied(place):
 
 def adapter(place):
     """A LoRA adapter, scored by the reference before anything else, as in bypass mode."""
-    overrides = ("model.lora_rank=4", "model.enable_gradient_checkpointing=true", "actor.optim.lr=0.1")
+    overrides = ("model.lora_rank=4", "model.enable_gradient_checkpointing=true", "actor.optim.lr=0.02")
     worker = place.worker(SMOOTH, *overrides)
     reference = scored(place, worker, worker.compute_ref_log_prob)
     made = trained(place, worker, epochs=3)
@@ -208,7 +210,7 @@ def traced(place, folder):
         coord = {"dp": place.rank}
         options = {"process": f"actor:{place.rank}", "rank": place.rank, "coord": coord}
     with hooks.recording(folder, run_id="run", **options) as recorder:
-        worker = place.worker(SMOOTH, "actor.ppo_micro_batch_size_per_gpu=1", probe=2)
+        worker = place.worker("actor.optim.eps=1e-5", "actor.ppo_micro_batch_size_per_gpu=1", probe=2)
         for step in (1, 2):
             recorder.step(step)
             worker.compute_log_prob(place.scores(make_batch()))
@@ -218,31 +220,35 @@ def traced(place, folder):
 
 
 def resumed(place, folder):
-    """What is there is loaded and trained on; a checkpoint of this world's is left for the others."""
+    """What is there is loaded and trained on; a checkpoint of this world's is left for the others.
+
+    All ranks together train on all rows at once: which rows else share a mini-batch depends on the number of ranks.
+    """
+    onwards = {"global_steps": 2, "mini_batch_size": ROWS, "epochs": 1}
     made = {}
     for saved in sorted(folder.glob("saved_by_*")):
         worker = place.worker(SMOOTH)
         steps = worker.load_checkpoint(saved, 1)
         loaded = {name: tensor.clone() for name, tensor in worker.state_dict()}
-        made[saved.name] = {"steps": steps, "loaded": loaded, **trained(place, worker, global_steps=2)}
+        made[saved.name] = {"steps": steps, "loaded": loaded, **trained(place, worker, **onwards)}
     worker = place.worker(SMOOTH)
-    trained(place, worker)
-    mine = folder / f"saved_by_{place.world}_{place.size}"
+    saved = trained(place, worker)["weights"]
+    mine = folder / f"saved_by_{place.world}"
     if place.rank == 0:
         mine.mkdir()
     if place.world:
         torch.distributed.barrier()
     worker.save_checkpoint(mine)
-    made["straight"] = trained(place, worker, global_steps=2)
+    made["straight"] = {"steps": 4, "loaded": saved, **trained(place, worker, **onwards)}
     return made
 
 
 def refused(place, folder):
     """What a damaged checkpoint, one of another model and a folder that is not there say on this rank."""
-    damaged, said, worker = folder / f"damaged_{place.world}_{place.size}", [], place.worker(SMOOTH)
+    damaged, said, worker = folder / f"damaged_{place.world}", [], place.worker(SMOOTH)
     before = {name: tensor.clone() for name, tensor in worker.state_dict()}
     if place.rank == 0:
-        shutil.copytree(folder / f"saved_by_{place.world}_{place.size}", damaged)
+        shutil.copytree(folder / f"saved_by_{place.world}", damaged)
         torn = sorted(damaged.glob("*.distcp"))[-1]
         torn.write_bytes(torn.read_bytes()[:200])
     if place.world:
@@ -257,7 +263,16 @@ def refused(place, folder):
     return {"said": said, "same": same}
 
 
-JOBS = (plain, packed, offloaded, tied, adapter, bypass, hybrid)
+#: what is done, and by worlds of which size
+JOBS = {
+    plain: (1, 2, 4),
+    packed: (1, 2, 4),
+    offloaded: (2,),
+    tied: (1, 2),
+    adapter: (1, 2, 4),
+    bypass: (2,),
+    hybrid: (4,),
+}
 
 
 def main(folder: Path, rank: int, world: int, port: int) -> None:
@@ -269,9 +284,10 @@ def main(folder: Path, rank: int, world: int, port: int) -> None:
         done = {}
         for ranks in (world,) if world else (1, 2, 4):
             place = Place(rank, world, ranks)
-            done[ranks] = {job.__name__: job(place) for job in JOBS}
+            done[ranks] = {job.__name__: job(place) for job, worlds in JOBS.items() if ranks in worlds}
             traced(place, folder / f"trace{world}_{ranks}")
-            done[ranks] |= {"resumed": resumed(place, folder), "refused": refused(place, folder)}
+            if world or ranks == 1:
+                done[ranks] |= {"resumed": resumed(place, folder), "refused": refused(place, folder)}
         torch.save(done, folder / f"done{world}_{rank}.pt")
     except BaseException:
         (folder / f"failed{world}_{rank}.txt").write_text(traceback.format_exc())

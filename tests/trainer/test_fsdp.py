@@ -21,7 +21,11 @@ from lineage.trainer.engine.topology import fsdp_topology
 
 SCRIPT = Path(__file__).with_name("rank_process.py")
 WORLDS = (2, 1, 4)
-UPDATES = ("plain", "packed", "offloaded", "tied", "adapter", "bypass", "hybrid")
+# which updates are done by how many ranks
+UPDATES = [
+    *((job, world) for job in ("plain", "packed", "adapter") for world in WORLDS),
+    *(("tied", 1), ("tied", 2), ("offloaded", 2), ("bypass", 2), ("hybrid", 4)),
+]
 
 
 def start(folder: Path, world: int) -> None:
@@ -79,6 +83,8 @@ def test_log_probs_are_those_of_one_process(runs, world):
     """Actor and reference, before an update bit for bit; each rank scores its own rows."""
     _, made, embedded = runs
     for job, name in (("plain", "log_probs"), ("plain", "ref"), ("offloaded", "ref"), ("adapter", "ref")):
+        if (job, world) not in UPDATES:
+            continue
         alone, together = embedded[world][job][name], merged(made[world], job, name)
         assert alone.keys() == together.keys()
         assert all(torch.equal(value, together[key]) for key, value in alone.items()), (job, name)
@@ -89,8 +95,7 @@ def test_log_probs_are_those_of_one_process(runs, world):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("job", UPDATES)
+@pytest.mark.parametrize(("job", "world"), UPDATES)
 def test_an_update_is_that_of_one_process(runs, world, job):
     """Gradients of every step, weights and metrics, within float tolerance; on one rank bit for bit."""
     _, made, embedded = runs
@@ -112,8 +117,7 @@ def test_an_update_is_that_of_one_process(runs, world, job):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", [2, 4])
-@pytest.mark.parametrize("job", UPDATES)
+@pytest.mark.parametrize(("job", "world"), [(job, world) for job, world in UPDATES if world > 1])
 def test_every_rank_says_the_same(runs, world, job):
     """Metrics and whole weights are equal on all ranks."""
     first, *others = (rank[job] for rank in runs[1][world])
@@ -127,9 +131,10 @@ def test_every_rank_says_the_same(runs, world, job):
 def test_what_is_tied_or_frozen_stays_so(runs, world):
     """Tied embeddings are one parameter, an adapter's base scores as before, and the tensors say what trains."""
     _, made, embedded = runs
-    assert made[world][0]["tied"]["one"]
-    weights = made[world][0]["tied"]["weights"]
-    assert torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"])
+    if ("tied", world) in UPDATES:
+        assert made[world][0]["tied"]["one"]
+        weights = made[world][0]["tied"]["weights"]
+        assert torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"])
     before, after = (merged(made[world], "adapter", name) for name in ("ref", "again"))
     assert all(torch.equal(value, after[key]) for key, value in before.items())
     for job in ("plain", "adapter"):
@@ -157,7 +162,7 @@ def facts(rows, *names: str) -> Counter:
 @pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
 def test_the_trace_tells_of_the_same_rows(runs, world):
-    """Which row went to which rank, mini-batch and micro-batch is as one process plays it; ranks speak for themselves."""
+    """Which row went to which rank, mini-batch and micro-batch is as one process plays it."""
     folder = runs[0]
     alone, together = rows_of(folder, 0, world), rows_of(folder, world, world)
     assert {row["process"] for row in together} == {f"actor:{rank}" for rank in range(world)}
@@ -178,7 +183,7 @@ def test_the_trace_tells_of_the_same_rows(runs, world):
 @pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
 def test_what_every_rank_would_say_is_said_once(runs, world):
-    """Steps of the optimiser, the sample of the reference and the probe are in the trace as one process records them."""
+    """Steps of the optimiser, the sample of the reference and the probe are there as one process records them."""
     folder = runs[0]
     alone, together = rows_of(folder, 0, world), rows_of(folder, world, world)
 
@@ -200,9 +205,8 @@ def test_what_every_rank_would_say_is_said_once(runs, world):
     assert len(samples(alone)) == 2
 
     def probed(rows):
-        return {
-            (row["global_steps"], row["stage"], row["field"], *row["key"]) for row in rows if row["against"] == "probe"
-        }
+        told = [row for row in rows if row["against"] == "probe"]
+        return sorted((row["global_steps"], row["stage"], row["field"], key) for row in told for key in row["key"])
 
     assert probed(alone) == probed(together)
     assert len(probed(alone)) == 2 * 2 * 3
@@ -211,7 +215,7 @@ def test_what_every_rank_would_say_is_said_once(runs, world):
 @pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_rank_follows_its_gradient(runs, world):
-    """On the first rank, which holds the watched number, it goes on from micro-batch to micro-batch; others say none."""
+    """On the first rank, which holds the watched number, it goes on from micro-batch to micro-batch."""
     rows = [
         row for row in rows_of(runs[0], world, world) if row["loss"] is not None and row["loss"]["term"] == "pg_loss"
     ]
@@ -228,21 +232,19 @@ def test_a_rank_follows_its_gradient(runs, world):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", [*WORLDS, 0])
-def test_what_so_many_ranks_saved_any_other_number_goes_on_from(runs, world):
-    """Weights are those that were saved, and the next update is that of the run that never stopped."""
+@pytest.mark.parametrize(("saver", "loader"), [(2, 1), (2, 4), (1, 4), (2, 0), (4, 0), (1, 0)])
+def test_what_so_many_ranks_saved_another_number_goes_on_from(runs, saver, loader):
+    """Weights are those that were saved, bit for bit, and the next update is that of the run that never stopped."""
     _, made, embedded = runs
-    ranks = made[world][0] if world else embedded[1]
-    found, straight = ranks["resumed"], made[2][0]["resumed"]["straight"]
-    assert ("saved_by_2_2" in found) == (world != 2)
-    for name, one in found.items():
-        assert one["metrics"].keys() == straight["metrics"].keys()
-        for metric, value in straight["metrics"].items():
-            assert one["metrics"][metric] == pytest.approx(value, rel=1e-3, abs=1e-5), (name, metric)
-        for tensor, value in straight["weights"].items():
-            assert torch.allclose(one["weights"][tensor], value, atol=1e-5), (name, tensor)
-        if name != "straight":
-            assert one["steps"] == 4
+    straight = made[saver][0]["resumed"]["straight"]
+    resumed = (made[loader][0] if loader else embedded[1])["resumed"][f"saved_by_{saver}"]
+    assert resumed["steps"] == straight["steps"]
+    assert resumed["loaded"].keys() == straight["loaded"].keys()
+    assert all(torch.equal(tensor, resumed["loaded"][name]) for name, tensor in straight["loaded"].items())
+    assert resumed["metrics"] == pytest.approx(straight["metrics"], rel=1e-4, abs=1e-6)
+    for name, tensor in straight["weights"].items():
+        assert torch.allclose(resumed["weights"][name], tensor, atol=1e-6), name
+        assert not torch.equal(tensor, straight["loaded"][name]), name
 
 
 @pytest.mark.slow
@@ -253,7 +255,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(runs, world):
     ranks = [rank["refused"] for rank in made[world]] if world else [embedded[1]["refused"]]
     for rank in ranks:
         torn, other, nowhere = rank["said"]
-        assert re.search(r"damaged_\d_\d/__\d_0\.distcp is damaged, or not a checkpoint of this trainer$", torn)
+        assert re.search(r"damaged_\d/__\d_0\.distcp is damaged, or not a checkpoint of this trainer$", torn)
         assert "of another model" in other
         assert "nowhere is not whole: .metadata is missing" in nowhere
         assert not any("\n" in line for line in rank["said"])

@@ -170,7 +170,7 @@ def _target(reader: _Reader, worker: TrainingWorker) -> dict[str, Tensor]:
     if "schedule.last_epoch" not in saved:
         raise CheckpointError(f"{reader.folder} is not a checkpoint of this trainer")
     here = worker.module.state_dict()
-    _check_tensors(reader.folder.parent, {name: kind for name, kind in _part(saved, "model.")}, here)
+    _check_tensors(reader.folder.parent, dict(_part(saved, "model.")), here)
     target = {f"model.{name}": torch.empty_like(tensor) for name, tensor in here.items()}
     parameters = dict(worker.module.named_parameters())
     for name, kind in _part(saved, "optimizer."):
@@ -183,7 +183,7 @@ def _target(reader: _Reader, worker: TrainingWorker) -> dict[str, Tensor]:
     for name, kind in _part(saved, "schedule."):
         target[f"schedule.{name}"] = torch.empty(kind.size, dtype=kind.properties.dtype)
     if worker.ranks.group is not None and _rng_of(worker) in saved:
-        target[_rng_of(worker)] = torch.empty(saved[_rng_of(worker)].size, dtype=torch.uint8)
+        target[_rng_of(worker)] = torch.empty_like(torch.get_rng_state())
     return target
 
 
