@@ -39,12 +39,20 @@ def column(rows: list[Any], shared: Offsets) -> Any:
     return _jagged(torch.cat(rows), torch.tensor([row.shape[0] for row in rows]), shared)
 
 
-def relaid(data: TensorDict) -> TensorDict:
-    """What TransferQueue returned, in the layouts of :func:`column`: it makes the first axis of a row the ragged one
-    where rows ``(k, j)`` are equally long and gives up jagged where they are not, and no two of its columns share
-    offsets, without which torch adds none to another."""
+def relaid(data: TensorDict, names: list[str] | str | None = None) -> TensorDict:
+    """What TransferQueue returned, in the layouts of :func:`column` and the order asked for.
+
+    It makes the first axis of a row the ragged one where rows ``(k, j)`` are equally long and gives up jagged where
+    they are not; no two of its columns share offsets, without which torch adds none to another; and it returns its
+    fields by the alphabet.
+
+    Args:
+        names: fields that were asked for; None leaves them as they are.
+    """
     shared: Offsets = {}
-    columns = {name: _relaid(data.get(name), shared) for name in data.keys()}  # noqa: SIM118
+    held = set(data.keys())
+    order = data.keys() if names is None else dict.fromkeys([names] if isinstance(names, str) else names)
+    columns = {name: _relaid(data.get(name), shared) for name in order if name in held}
     return TensorDict(columns, batch_size=data.batch_size)
 
 

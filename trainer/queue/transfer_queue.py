@@ -179,7 +179,8 @@ class TransferQueue:
         self, keys: list[str] | str, partition_id: str, select_fields: list[str] | str | None = None
     ) -> TensorDict:
         """See :meth:`kv_batch_get`."""
-        return relaid(await self._watched(tq.async_kv_batch_get, keys, partition_id, select_fields))
+        data = await self._watched(tq.async_kv_batch_get, keys, partition_id, select_fields)
+        return relaid(data, select_fields)
 
     def kv_batch_get_by_meta(self, meta: KVBatchMeta, select_fields: list[str] | str | None = None) -> TensorDict:
         """See ``LocalTransferQueue.kv_batch_get_by_meta``."""
@@ -189,7 +190,8 @@ class TransferQueue:
         self, meta: KVBatchMeta, select_fields: list[str] | str | None = None
     ) -> TensorDict:
         """See :meth:`kv_batch_get_by_meta`."""
-        return relaid(await self._watched(tq.async_kv_batch_get_by_meta, meta, select_fields))
+        data = await self._watched(tq.async_kv_batch_get_by_meta, meta, select_fields)
+        return relaid(data, meta.fields if select_fields is None else select_fields)
 
     def kv_list(self, partition_id: str | None = None) -> Tags:
         """See ``LocalTransferQueue.kv_list``."""

@@ -1,4 +1,4 @@
-"""Short words for the batches of these tests."""
+"""Short words for the batches of these tests, and the configuration of the real store."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import torch
 from tensordict import TensorDict
 
 from lineage.trainer.protocol import nested_from_list
+
+TWO_UNITS = {"backend": {"SimpleStorage": {"num_data_storage_units": 2}}}  # so that a batch is spread over both
 
 
 def nested(*rows: list[float]) -> torch.Tensor:

@@ -13,6 +13,8 @@ import pytest
 if str(Path(__file__).parent) not in sys.path:
     sys.path.insert(0, str(Path(__file__).parent))
 
+from columns_of import TWO_UNITS
+
 from lineage.trainer.queue import LocalTransferQueue
 
 REAL = pytest.param(
@@ -23,31 +25,36 @@ REAL = pytest.param(
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Any]:
     """A Ray cluster of this process; logical CPUs, for the queue's three actors and those of the tests."""
-    os.environ.setdefault("TQ_LOGGING_LEVEL", "ERROR")  # of every process of the cluster, read when it is imported
     import ray
 
-    options = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
-    ray.init("local", num_cpus=8, object_store_memory=2**27, **options)
+    from lineage.trainer.queue.transfer_queue import ENVIRONMENT
+
+    os.environ.update(ENVIRONMENT)
+    ray.init("local", num_cpus=8, object_store_memory=2**27, include_dashboard=False, log_to_driver=False)
     yield ray
     ray.shutdown()
 
 
 @pytest.fixture(scope="session")
-def started(cluster: Any) -> Iterator[Any]:
-    """The real TransferQueue, started by this process."""
+def stopped(cluster: Any) -> Iterator[Any]:
+    """The real TransferQueue, to be started by the first test that needs it, and by the first after its end."""
     from lineage.trainer.queue.transfer_queue import TransferQueue
 
     store = TransferQueue()
-    store.init({"backend": {"SimpleStorage": {"num_data_storage_units": 2}}})
     yield store
     store.close()
 
 
 @pytest.fixture
-def real(started: Any) -> Any:
-    """The real TransferQueue, empty."""
-    _empty(started)
-    return started
+def real(stopped: Any) -> Any:
+    """The real TransferQueue, started by this process and empty."""
+    from lineage.trainer.queue.transfer_queue import QueueStartError
+
+    try:
+        _empty(stopped)
+    except QueueStartError:
+        stopped.init(TWO_UNITS)
+    return stopped
 
 
 @pytest.fixture(params=["local", REAL])
@@ -57,6 +64,7 @@ def queue(request: pytest.FixtureRequest) -> Any:
 
 
 def _empty(store: Any) -> None:
-    """Take every partition away, its name too, which no verb of the trainer's does."""
+    """Take every partition away, its name too, which no verb of the trainer's does and which takes a key in it."""
     for partition in store.kv_list():
+        store.kv_put("any", partition, tag={})
         store.get_client().clear_partition(partition)

@@ -52,6 +52,15 @@ def test_an_unknown_field_beside_a_known_one_is_left_out(queue):
     assert names(queue.kv_batch_get(["a"], "train", ["x", "nope"])) == {"x"}
 
 
+def test_fields_come_in_the_order_asked(queue):
+    """Of a get and of a get by meta; where none is named, the order is the store's own."""
+    queue.kv_batch_put(["a"], "train", batch(b=torch.tensor([1]), c=torch.tensor([1]), a=torch.tensor([1])))
+    asked = ["c", "a", "b"]
+    assert list(queue.kv_batch_get(["a"], "train", asked).keys()) == asked
+    assert list(queue.kv_batch_get_by_meta(KVBatchMeta(["a"], [{}], "train", asked)).keys()) == asked
+    assert names(queue.kv_batch_get(["a"], "train")) == set(asked)
+
+
 def test_only_unknown_fields_give_an_empty_batch(queue):
     """Asking only for fields nobody wrote returns an empty TensorDict of batch size 0."""
     queue.kv_batch_put(["a"], "train", batch(x=torch.tensor([1])))

@@ -42,7 +42,7 @@ async def step(queue: Any) -> None:
         await queue.async_kv_clear(["u"], "train")
     with traced("old_log_prob", component="worker"):
         queue.kv_batch_get([*KEYS, "gone_0_0"], "train", ["responses", "rm_scores", "num_turns"])
-        await queue.async_kv_batch_get(KEYS[::-1], "train")
+        await queue.async_kv_batch_get(KEYS[::-1], "train", ["rm_scores", "position_ids", "extra_fields", "responses"])
         queue.kv_batch_get(KEYS[:1], "train", "nothing")
         meta = queue.kv_batch_put(KEYS, "train", batch(old_log_probs=nested(*([-0.5] * (row + 1) for row in range(4)))))
         await queue.async_kv_batch_get_by_meta(meta, ["old_log_probs"])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
+import time
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from columns_of import batch, nested, rows_of
@@ -81,3 +84,29 @@ def test_where_none_runs_the_error_says_so(cluster: Any, monkeypatch: pytest.Mon
     conf = {"backend": {"SimpleStorage": {"num_data_storage_units": 100}}}
     with pytest.raises(transfer_queue.QueueStartError, match=r"needs 101 free CPUs .* of 8 are: raise ray\.init"):
         transfer_queue.TransferQueue().init(conf)
+
+
+def end(ray: Any, actor: Any) -> None:
+    """Kill an actor and wait until its process is gone: its threads answer for a while after Ray calls it dead."""
+    pid = ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))
+    ray.kill(actor)
+    while psutil.pid_exists(pid):
+        time.sleep(0.05)
+
+
+def test_an_actor_that_ended_is_one_error(cluster: Any, real: Any) -> None:
+    """A storage unit, then the controller: the call that waits for one ends with its name; what is left closes."""
+    from lineage.trainer.queue.transfer_queue import CONTROLLER, QueueLostError, QueueStartError
+
+    try:
+        keys = [f"k{row}" for row in range(300)]
+        end(cluster, cluster.get_actor("TransferQueueStorageUnit#1"))
+        with pytest.raises(QueueLostError, match="lost TransferQueueStorageUnit#1 "):
+            real.kv_batch_put(keys, "train", TensorDict({"x": torch.ones(300, 2)}, batch_size=[300]))
+        end(cluster, cluster.get_actor(*CONTROLLER))
+        with pytest.raises(QueueLostError, match="lost TransferQueueController, TransferQueueStorageUnit#1 "):
+            asyncio.run(real.async_kv_list())
+    finally:
+        real.close()
+    with pytest.raises(QueueStartError, match="the first process starts it"):
+        real.kv_list()
