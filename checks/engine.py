@@ -29,6 +29,7 @@ from lineage.errors import first_line
 from lineage.traces import Trace, TraceError
 from lineage.traces.errors import reading
 from lineage.traces.interrupts import interrupted, interruptible
+from lineage.traces.torn import lacks
 
 Answer = TypeVar("Answer")
 _SHOWN = 3  # files of one profile, where they must be told apart
@@ -68,7 +69,7 @@ def _judged(trace: Trace, invariants: Sequence[Invariant], threads: int) -> Repo
         invariants=tuple(invariants),
         headline=headline(found.verdicts, invariants),
         seconds=time.perf_counter() - began,
-        notes=(*_absent(trace, invariants), *found.notes),
+        notes=(*_absent(trace, invariants), *(one.sentence() for one in lacks(trace)), *found.notes),
     )
 
 

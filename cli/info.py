@@ -14,6 +14,7 @@ from lineage.cli.table import print_table
 
 if TYPE_CHECKING:
     from lineage.traces import State, Trace
+    from lineage.traces.torn import Lack
     from lineage.traces.damage import Pages
 
 
@@ -40,6 +41,7 @@ class Info:
         last_step: last one.
         complete: every row of every step is here.
         state: what is missing.
+        lacks: of each torn step, what it has not that the step before it has.
         absent: columns of the schema it does not hold.
         pages: of its files, with and without a checksum; one that does not match is an error.
         stages: in their order.
@@ -53,6 +55,7 @@ class Info:
     last_step: int | None
     complete: bool
     state: State
+    lacks: tuple[Lack, ...]
     absent: tuple[str, ...]
     pages: Pages
     stages: tuple[StageCount, ...]
@@ -80,6 +83,7 @@ def info_command(
         ("facts", f"{info.facts:,}"),
         ("steps", f"{info.first_step}..{info.last_step}" if info.first_step is not None else "none"),
         ("complete", info.state.sentence() or "yes"),
+        *(("lacks", one.sentence()) for one in info.lacks),
         ("pages", _pages(info.pages)),
     ]
     if info.absent:
@@ -93,6 +97,8 @@ def info_command(
 
 
 def _info(opened: Trace) -> Info:
+    from lineage.traces.torn import lacks
+
     rows, facts, first, last = opened.sql(
         'select count(*), sum(n), min(global_steps) filter (global_steps > 0), max(global_steps) from "rows"'
     ).fetchall()[0]
@@ -109,6 +115,7 @@ def _info(opened: Trace) -> Info:
         last_step=last if first is not None else None,
         complete=opened.state.complete,
         state=opened.state,
+        lacks=tuple(lacks(opened)),
         absent=tuple(sorted(opened.absent)),
         pages=opened.source.pages,
         stages=tuple(StageCount(*one) for one in stages),

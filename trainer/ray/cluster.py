@@ -10,8 +10,14 @@ import ray
 from omegaconf import OmegaConf
 
 from lineage.hooks import first_line
+from lineage.trainer.queue.transfer_queue import ENVIRONMENT as QUEUE_ENVIRONMENT
 from lineage.trainer.ray.errors import ClusterError
 
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # nothing leaves the machine
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray leaves the GPUs' variable alone
+    "RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0",  # a step waits for its workers, and means to
+}
 # the task runner, the rollout, and TransferQueue's controller
 _OTHERS = 3
 
@@ -25,10 +31,8 @@ def start(config: Any) -> None:
     Raises:
         ClusterError: Ray does not start, or the cluster has not the CPUs the run asks for.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing leaves the machine
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray leaves the GPUs' variable alone
-    os.environ.setdefault("TQ_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("RAY_WARN_BLOCKING_GET_INSIDE_ASYNC", "0")  # a step waits for its workers, and means to
+    for name, value in {**_ENVIRONMENT, **QUEUE_ENVIRONMENT}.items():
+        os.environ.setdefault(name, value)
     typed = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
     options: dict[str, Any] = {
         "address": "local",

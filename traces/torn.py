@@ -1,0 +1,91 @@
+"""What a step lacks that was begun and never sealed, held against the last whole step before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lineage.traces.trace import Trace
+
+_STAGES_SHOWN = 6
+
+_EVENTS = """
+    with seen as (
+        select coalesce(run_id, '') as run, global_steps as step, process, stage, op, field, min(time_ns) as at,
+            min(seq) as seq, count(*) as n
+        from stored where global_steps in ({steps}) or global_steps in (
+            select max(global_steps) from stored
+            where global_steps > 0 and global_steps not in ({steps}) group by run_id
+        )
+        group by all
+    ),
+    whole as (select run, max(step) as step from seen where step not in ({steps}) group by run)
+    select torn.run, torn.step, whole.step, w.process, w.stage, w.op, w.field, coalesce(t.n, 0) < w.n
+    from (select distinct run, step from seen where step in ({steps})) as torn
+    join whole on whole.run = torn.run and whole.step < torn.step
+    join seen as w on w.run = whole.run and w.step = whole.step
+    left join seen as t on t.run = torn.run and t.step = torn.step
+        and (t.process, t.stage, t.op, t.field) is not distinct from (w.process, w.stage, w.op, w.field)
+    order by torn.run, torn.step, w.at, w.seq
+"""
+
+
+@dataclass(frozen=True)
+class Lack:
+    """What one torn step lacks.
+
+    Attributes:
+        run_id: of its run.
+        step: the torn step.
+        beside: the whole step it is held against.
+        ends: of each process that did not come to its end, the first event it lacks: stage, op and field.
+        stages: stages of which there is no event at all.
+    """
+
+    run_id: str
+    step: int
+    beside: int
+    ends: dict[str, tuple[str, str, str]]
+    stages: tuple[str, ...]
+
+    @property
+    def first(self) -> tuple[str, tuple[str, str, str]] | None:
+        """The process that stopped first, and the event it did not come to."""
+        return next(iter(self.ends.items()), None)
+
+    def sentence(self) -> str:
+        """The lack, as a sentence of a report."""
+        ends = [f"{process} ends before {' '.join(event)}" for process, event in self.ends.items()]
+        without = f"no process has {_listed(self.stages)}" if self.stages else ""
+        return f"step {self.step} next to step {self.beside}: {'; '.join(filter(None, [*ends, without]))}"
+
+
+def lacks(trace: Trace) -> Iterator[Lack]:
+    """What each torn step lacks; nothing is said of one with no whole step before it.
+
+    Args:
+        trace: with its views.
+    """
+    torn = trace.state.torn
+    if not torn:
+        return
+    query = _EVENTS.format(steps=", ".join(map(str, torn)))
+    of_step: dict[tuple[str, int, int], list[tuple[str, str, str, str, bool]]] = {}
+    for run, step, beside, process, *event, missing in trace.connection.execute(query).fetchall():
+        of_step.setdefault((run, step, beside), []).append((process, *(str(part or "") for part in event), missing))
+    for (run, step, beside), events in of_step.items():
+        ends: dict[str, tuple[str, str, str]] = {}
+        for process, stage, op, field, missing in events:
+            if missing:
+                ends.setdefault(process, (stage, op, field))
+        present = {stage for _, stage, _, _, missing in events if not missing}
+        stages = dict.fromkeys(stage for _, stage, _, _, missing in events if missing and stage not in present)
+        if ends:
+            yield Lack(run, step, beside, ends, tuple(stages))
+
+
+def _listed(stages: Sequence[str]) -> str:
+    shown = ", ".join(stages[:_STAGES_SHOWN])
+    return shown + (f" and {len(stages) - _STAGES_SHOWN} more stages" if len(stages) > _STAGES_SHOWN else "")
