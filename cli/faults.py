@@ -54,7 +54,7 @@ def faults_command(
     from lineage.trainer.faults.reports import public_reports
 
     reports = public_reports()
-    chosen = list(all_faults().values())
+    chosen = [*all_faults().values(), *all_faults("ray").values()]
     if code is not None:
         from lineage.checks.catalogue import select
 
@@ -95,7 +95,8 @@ def faults_command(
 
 def _lines(fault: Fault, width: int) -> Iterator[str]:
     """A fault in a line that can be searched for, and under it what goes wrong."""
-    yield f"{fault.code}  {fault.stage:<12}  {fault.name}"
+    where = "  (mode=ray)" if fault.mode == "ray" else ""
+    yield f"{fault.code}  {fault.stage:<12}  {fault.name}{where}"
     yield from textwrap.wrap(fault.says, width, initial_indent="    ", subsequent_indent="    ")
     if fault.reports:
         said = f"reports: {', '.join(fault.reports)}"
@@ -104,7 +105,7 @@ def _lines(fault: Fault, width: int) -> Iterator[str]:
 
 def _said(fault: Fault, reports: dict[str, PublicReport]) -> dict[str, Any]:
     """Everything there is to say of a fault."""
-    names = ("name", "code", "stage", "kind", "says", "step", "onwards", "overrides")
+    names = ("name", "code", "stage", "kind", "mode", "says", "step", "onwards", "overrides")
     stands_for = [reports[name] for name in fault.reports if name in reports]
     return {name: getattr(fault, name) for name in names} | {
         "report_families": _families(fault, reports),

@@ -54,6 +54,10 @@ def selftest_command(
         bool | None,
         typer.Option("--laws/--no-laws", help="Try the laws that need a replay as well.", show_default="laws"),
     ] = None,
+    mode: Annotated[
+        str,
+        typer.Option("--mode", metavar="embedded|ray", help="ray: the faults between processes, on a Ray cluster."),
+    ] = "embedded",
     jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", min=1, help="Worker processes.")] = 2,
     keep: Annotated[Path | None, typer.Option("--keep", metavar="DIR", help="Keep the traces there.")] = None,
     page: Annotated[
@@ -68,6 +72,15 @@ def selftest_command(
     broken. --fault or --code may be repeated.
     """
     need_extra("train", "lineage selftest")
+    if mode not in ("embedded", "ray"):
+        raise UserError(f"--mode {mode}: choose embedded or ray")
+    if mode == "ray":
+        need_extra("ray", "lineage selftest --mode ray")
+        if matrix or clean_runs or laws or page is not None:
+            raise UserError(
+                "--mode ray tries the faults between processes: leave --matrix, --clean-runs, --laws, --write out"
+            )
+        jobs = 1  # each run starts a cluster of its own, which has the machine to itself
     if faults and codes:
         raise UserError("--fault names faults, --code those of a code: give one of the two")
     if clean_runs and (faults or codes or matrix):
@@ -87,7 +100,11 @@ def selftest_command(
     if keep is not None:
         _make(keep)
     try:
-        trials = _trials(faults or (), codes or (), matrix, clean_runs or 0, runs_seed, laws is not False)
+        trials = (
+            _trials_on_ray(faults or (), codes or ())
+            if mode == "ray"
+            else _trials(faults or (), codes or (), matrix, clean_runs or 0, runs_seed, laws is not False)
+        )
     except KeyboardInterrupt:  # the trainer takes seconds to load
         typer.echo("interrupted before the first trial", err=True)
         raise
@@ -133,6 +150,26 @@ def _trials(
         every += [Trial(Kind.CLEAN, name, overrides) for name, overrides in clean_configurations().items()]
         every += [Trial(Kind.LAW, name) for name in LAWS if laws]
     return every
+
+
+def _trials_on_ray(names: Sequence[str], codes: Sequence[str]) -> list[Trial]:
+    """The faults between processes, all or those asked for, and with all of them clean runs of two and four ranks."""
+    from lineage.checks.catalogue import select
+    from lineage.trainer.faults.clean import ON_RAY
+    from lineage.trainer.faults.registry import all_faults, find_fault
+
+    known = all_faults("ray")
+    wanted = {one.code for one in select(codes)} if codes else set()
+    chosen = [find_fault(name) for name in dict.fromkeys(names)]
+    if names or codes:
+        chosen += [one for one in known.values() if one.code in wanted]
+        if not chosen:
+            raise UserError(f"no fault between processes is of {', '.join(codes)}: lineage faults lists them")
+        return [Trial(Kind.FAULT, one.name) for one in chosen]
+    return [
+        *(Trial(Kind.FAULT, name) for name in known),
+        *(Trial(Kind.CLEAN, name, overrides) for name, overrides in ON_RAY.items()),
+    ]
 
 
 def _run(trials: Sequence[Trial], jobs: int, keep: Path | None) -> list[Outcome]:

@@ -181,11 +181,17 @@ def _begin() -> None:
 
 def _some(trials: Sequence[Trial], jobs: int) -> Iterator[list[Trial]]:
     """Portions for the workers: runs that can be judged together, and the others one by one."""
-    apart = [one for one in trials if one.kind is Kind.LAW or one.resume_after]
+    apart = [one for one in trials if one.kind is Kind.LAW or one.resume_after or _on_ray(one)]
     plain = [one for one in trials if one not in apart]
     size = max(1, min(TOGETHER, -(-len(plain) // jobs)))
     yield from ([one] for one in apart)
     yield from (plain[start : start + size] for start in range(0, len(plain), size))
+
+
+def _on_ray(trial: Trial) -> bool:
+    """Whether a run starts processes of its own: it takes a minute, and is judged by itself."""
+    fault = _fault(trial)
+    return "mode=ray" in (fault.overrides if fault is not None else trial.overrides)
 
 
 def _attempt_in_time(trials: Sequence[Trial], folder: Path, keep: bool) -> list[Outcome]:
@@ -269,6 +275,8 @@ def attempt(trial: Trial, folder: Path, keep: bool = False) -> Outcome:
         for path in () if keep else paths:
             path.unlink(missing_ok=True)
     found = [(one, judgement(one)) for one in reports]
+    if _fault_is_a_loss(trial):
+        found = [(one, replace(said, blamed=_first_lack(one.path))) for one, said in found]
     fails = [pair for pair in found if not pair[1].clean]
     warns = [pair for pair in found if not _clean(trial, pair[1])]
     report, said_of_it = (fails or warns or found[-1:])[0]
@@ -349,6 +357,26 @@ def _recorded(trial: Trial, fault: Fault | None, folder: Path) -> tuple[Path, ..
         return (record(folder / f"{stem}.parquet", fault, trial.overrides),)
     halves = folder / f"{stem}-1.parquet", folder / f"{stem}-2.parquet"
     return record_halves(*halves, trial.resume_after, trial.overrides)
+
+
+def _fault_is_a_loss(trial: Trial) -> bool:
+    """Whether no contract is to be broken, but a part of the trace to be missing, and named."""
+    from lineage.trainer.faults.registry import INCOMPLETE
+
+    return (fault := _fault(trial)) is not None and fault.code == INCOMPLETE
+
+
+def _first_lack(path: Path | str) -> Place | None:
+    """The first event that a torn step lacks."""
+    from lineage.traces import open_trace
+    from lineage.traces.torn import lacks
+    from lineage.trainer.faults.registry import INCOMPLETE
+
+    with open_trace(path, views=False) as trace:
+        for lack in lacks(trace):
+            if lack.first is not None:
+                return Place(INCOMPLETE, lack.first[1][0], lack.step)
+    return None
 
 
 def _stem(trial: Trial) -> str:

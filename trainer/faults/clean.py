@@ -101,6 +101,12 @@ NAMED: Mapping[str, tuple[str, ...]] = {
     ),
 }
 
+#: the same of runs between processes
+ON_RAY: Mapping[str, tuple[str, ...]] = {
+    "two_ranks_on_ray": ("mode=ray", "trainer.n_gpus_per_node=2"),
+    "four_ranks_on_ray": ("mode=ray", "trainer.n_gpus_per_node=4", "data.train_batch_size=5", "+experiment=tools"),
+}
+
 
 def clean_configurations() -> dict[str, tuple[str, ...]]:
     """Every clean configuration: the named ones, then those of the faults, each once."""

@@ -13,7 +13,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +24,7 @@ from transformers.utils.logging import disable_progress_bar
 from lineage import hooks
 from lineage.run import TRACE_FILE
 from lineage.trainer.config import adapt_to_mode, compose, resolved, validate_config
-from lineage.trainer.faults.registry import Fault
+from lineage.trainer.faults.registry import INCOMPLETE, Fault
 from lineage.trainer.faults.rows import TraceRows
 from lineage.trainer.grpo import PPOTrainerSync
 from lineage.trainer.models import find_model
@@ -108,12 +108,32 @@ def _record(target: Path, folder: Path, fault: Fault | None, overrides: Sequence
         "fault": fault and {"code": fault.code, "name": fault.name, "stage": fault.stage, "says": fault.says},
     }
     said = _anywhere(resolved(config), folder)
+    if config.mode == "ray":
+        _record_on_ray(config, folder, facts, fault)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / TRACE_FILE, target)
+        return
     profile = (fault and fault.profile) or "lineage"
     recording = hooks.recording(folder, run_id=target.stem, profile=profile, config=said, run=facts)
     with fixed_clock(), fault.inject() if fault else nullcontext(), recording:
         asyncio.run(_train(PPOTrainerSync(config, folder=folder)))
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(folder / TRACE_FILE, target)
+
+
+def _record_on_ray(config: Any, folder: Path, facts: dict[str, Any], fault: Fault | None) -> None:
+    """Train on processes, the fault in each of them; one that kills a process ends the run as it would anywhere."""
+    from lineage.trainer.faults.remote import runtime_env
+    from lineage.trainer.ray.errors import ProcessDiedError
+    from lineage.trainer.ray.recording import RunTrace
+    from lineage.trainer.ray.task_runner import train
+
+    if fault is not None:
+        config.ray_kwargs.ray_init["runtime_env"] = runtime_env(fault.name)
+    expected = ProcessDiedError if fault is not None and fault.code == INCOMPLETE else ()
+    with suppress(expected):
+        for _ in train(config, RunTrace(folder, True, resolved(config), facts)):
+            pass
 
 
 def _anywhere(config: dict[str, Any], folder: Path) -> dict[str, Any]:

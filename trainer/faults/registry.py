@@ -28,6 +28,10 @@ MakeSeams = Callable[[], Seams]
 EditRows = Callable[["TraceRows"], None]
 
 
+INCOMPLETE = "incomplete"
+"""In the place of a code: no contract is broken, but the trace is not whole, and says what it lacks."""
+
+
 class FaultError(UserError):
     """A fault nobody knows, or one that cannot be injected."""
 
@@ -38,7 +42,7 @@ class Fault:
 
     Attributes:
         name: the function that makes it.
-        code: the invariant that must lead the report.
+        code: the invariant that must lead the report, or :data:`INCOMPLETE`.
         stage: the stage to be blamed.
         says: what went wrong, in a sentence.
         reports: ids of the public reports it stands for (``reports/*.toml``).
@@ -69,6 +73,11 @@ class Fault:
         """``trainer`` for one that replaces functions, ``trace`` for one that edits the rows of a recorded run."""
         return "trainer" if self.seams else "trace"
 
+    @property
+    def mode(self) -> str:
+        """``ray`` for one that exists between processes, else ``embedded``."""
+        return "ray" if "mode=ray" in self.overrides else "embedded"
+
     @contextmanager
     def inject(self) -> Iterator[None]:
         """Replace the seams for a ``with`` block; a fault that edits rows replaces none."""
@@ -95,7 +104,7 @@ class Fault:
 
 
 _FAULTS: dict[str, Fault] = {}
-_HELPERS = frozenset({"clean", "configurations", "lab", "laws", "registry", "reports", "rows", "seams"})
+_HELPERS = frozenset({"clean", "configurations", "lab", "laws", "registry", "remote", "reports", "rows", "seams"})
 
 
 def fault(
@@ -140,13 +149,19 @@ def _add(function: Callable[..., Any], code: str, stage: str, *, reports: Sequen
     _FAULTS[name] = Fault(name=name, code=code, stage=stage, says=says, reports=tuple(reports), **rest)
 
 
-def all_faults() -> dict[str, Fault]:
-    """Every fault by name, in the order of the catalogue's families."""
+def all_faults(mode: str = "embedded") -> dict[str, Fault]:
+    """Every fault of a mode by name, in the order of the catalogue's families."""
+    _load()
+    return {
+        name: one for name, one in sorted(_FAULTS.items(), key=lambda item: (item[1].code, item[0])) if one.mode == mode
+    }
+
+
+def _load() -> None:
     package = import_module("lineage.trainer.faults")
     for module in iter_modules(package.__path__):
         if module.name not in _HELPERS:
             import_module(f"{package.__name__}.{module.name}")
-    return dict(sorted(_FAULTS.items(), key=lambda item: (item[1].code, item[0])))
 
 
 def find_fault(name: str) -> Fault:
@@ -155,7 +170,8 @@ def find_fault(name: str) -> Fault:
     Raises:
         FaultError: there is none; the nearest one is named.
     """
-    known = all_faults()
+    _load()
+    known = _FAULTS
     if name in known:
         return known[name]
     near = get_close_matches(name, known, n=1)
