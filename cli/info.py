@@ -14,8 +14,8 @@ from lineage.cli.table import print_table
 
 if TYPE_CHECKING:
     from lineage.traces import State, Trace
-    from lineage.traces.torn import Lack
     from lineage.traces.damage import Pages
+    from lineage.traces.torn import Lack
 
 
 @dataclass(frozen=True)

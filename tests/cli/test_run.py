@@ -18,9 +18,8 @@ from typer.testing import CliRunner
 import lineage
 from lineage import hooks
 from lineage.checks.formats.text import headline_lines
-from lineage.cli import app
+from lineage.cli import app, training
 from lineage.cli import run as run_module
-from lineage.cli import training
 from lineage.cli.run import CONFIG_GROUPS
 from lineage.errors import MissingExtraError, UserError
 from lineage.trainer.config import keys
