@@ -2,7 +2,7 @@
 
 What the real one does silently, this one does too, because a trace must show it: a get of unknown keys returns a
 shorter batch, a field that one row lacks is left out for every row, a put merges tags, and a write to a cleared key
-creates it again. ``tests/trainer/queue/test_conformance.py`` states each of these, of both.
+creates it again. ``tests/trainer/queue`` states each of these, of both.
 """
 
 from __future__ import annotations
