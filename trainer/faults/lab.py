@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from omegaconf import OmegaConf
 from transformers.utils.logging import disable_progress_bar
 
 from lineage import hooks
@@ -129,7 +130,7 @@ def _record_on_ray(config: Any, folder: Path, facts: dict[str, Any], fault: Faul
     from lineage.trainer.ray.task_runner import train
 
     if fault is not None:
-        config.ray_kwargs.ray_init["runtime_env"] = runtime_env(fault.name)
+        OmegaConf.update(config, "ray_kwargs.ray_init.runtime_env", runtime_env(fault.name), force_add=True)
     expected = ProcessDiedError if fault is not None and fault.code == INCOMPLETE else ()
     with suppress(expected):
         for _ in train(config, RunTrace(folder, True, resolved(config), facts)):

@@ -131,10 +131,12 @@ class RankProcess(RunProcess):
 
     @contextmanager
     def _working(self, scope: Scope | None, batch: KVBatchMeta) -> Iterator[None]:
-        """In the driver's stage, with what the driver knows of the batch's keys: every row carries their tags."""
+        """In the driver's stage, with what is known of the batch's keys: every row carries their tags and slots."""
         recorder = hooks.recorder()
         if not isinstance(recorder, hooks.NullRecorder):
+            slots = self.worker.queue.global_indexes(batch.keys, batch.partition_id)
             recorder.elements.note(batch.keys, batch.tags)
+            recorder.elements.note_slots(batch.keys, slots)
             self._noted.update(batch.keys)
         with hooks.inside(scope):
             yield
