@@ -15,6 +15,7 @@ from lineage.elements import LENGTH_TAGS, tag_columns
 from lineage.keys import parse_key
 from lineage.scopes import current_stage
 from lineage.stage import NullStage, Stage
+from lineage.vocabulary import STATUSES
 
 
 class TracedQueue:
@@ -189,8 +190,10 @@ class TracedQueue:
 
     def _note(self, keys: Sequence[str], tags: Sequence[Mapping[str, Any]]) -> None:
         for key, tag in zip(keys, tags, strict=True):
-            if "is_prompt" in tag:  # another process may have said it, and this one only tags on
+            if "is_prompt" in tag:
                 self._is_prompt[key] = bool(tag["is_prompt"])
+            elif key not in self._is_prompt:  # another process said what it is, and this one only says how it stands
+                self._is_prompt[key] = tag.get("status") in STATUSES
 
     def _entity(self, keys: Sequence[str]) -> str:
         """What the keys of one call name: a prompt where it was tagged so, or has no tags and is a bare uid."""

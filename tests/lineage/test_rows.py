@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import lineage
+from lineage import hooks
 from lineage.attach.transfer_queue import TracedQueue
 from lineage.hooks import Resident, traced
 
@@ -163,12 +165,37 @@ def test_a_key_is_what_it_was_tagged_as(tmp_path: Path) -> None:
         with traced("rollout"):
             queue.kv_batch_put(["abc-0-0"], "train", None, [{"status": "success"}])
             queue.kv_batch_put(["gsm8k_12_3"], "train", None, [{"is_prompt": True, "status": "pending"}])
+        with traced("sample"):  # tagged first elsewhere
+            queue.kv_batch_put(["gsm8k_13_4"], "train", None, [{"status": "running"}])
         with traced("clear"):
             queue.kv_clear(["abc-0-0", "gsm8k_12_3"], "train")
     found = {(r["op"], r["key"][0]): r["entity"] for r in rows(tmp_path / "run")}
     assert found == {
         ("tag", "abc-0-0"): "trajectory",
         ("tag", "gsm8k_12_3"): "prompt",
+        ("tag", "gsm8k_13_4"): "prompt",
         ("clear", "abc-0-0"): "trajectory",
         ("clear", "gsm8k_12_3"): "prompt",
     }
+
+
+def test_a_stage_goes_on_in_another_process(tmp_path: Path) -> None:
+    """What a scope is made of opens the same stage in the recorder of whoever it is handed to."""
+    with lineage.record(tmp_path / "driver") as recorder:
+        recorder.step(1)
+        with traced("rollout", component="AgentLoopWorker.run", consumer="ReplayBuffer.sample", partition="val"):
+            handed = pickle.loads(pickle.dumps(hooks.scope()))
+        assert hooks.scope() is None
+    with lineage.record(tmp_path / "replica") as recorder:
+        recorder.step(1)
+        with hooks.inside(handed) as stage:
+            stage.produce({"responses": [[1]]}, keys=KEYS[:1])
+        with hooks.inside(None) as stage:
+            stage.produce({"responses": [[1]]}, keys=KEYS[:1])  # no stage was open: nothing is recorded
+    (row,) = rows(tmp_path / "replica")
+    assert (row["stage"], row["producer"], row["consumer"]) == (
+        "rollout",
+        "AgentLoopWorker.run",
+        "ReplayBuffer.sample",
+    )
+    assert row["partition"] == "val"

@@ -18,6 +18,7 @@ _ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray leaves the GPUs' variable alone
     "RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0",  # a step waits for its workers, and means to
     "RAY_AUTH_MODE": "disabled",  # else it warns that no token is set
+    "RAY_worker_niceness": "0",  # the training is what the machine is for
 }
 # the task runner, the rollout, and TransferQueue's controller
 _OTHERS = 3
