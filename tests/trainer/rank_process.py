@@ -279,7 +279,7 @@ def main(folder: Path, rank: int, world: int, port: int) -> None:
     """Do every job, and save what they return."""
     torch.set_num_threads(1)
     if world:
-        init_process_group(rank, world, master_addr="127.0.0.1", master_port=port, timeout_s=60)
+        init_process_group(rank, world, master_addr="127.0.0.1", master_port=port, timeout_s=300)
     try:
         done = {}
         for ranks in (world,) if world else (1, 2, 4):

@@ -48,7 +48,7 @@ def start(folder: Path, world: int) -> None:
         for rank in range(max(world, 1))
     ]
     try:
-        ended = [rank.wait(timeout=300) for rank in ranks]
+        ended = [rank.wait(timeout=900) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
