@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+import lineage
 from lineage.trainer.engine.fsdp import FSDPError, decoder_layers, shard_ranks
 from lineage.trainer.engine.process_group import ProcessGroupError, init_process_group
 from lineage.trainer.engine.topology import fsdp_topology
@@ -210,6 +211,32 @@ def test_what_every_rank_would_say_is_said_once(runs, world):
 
     assert probed(alone) == probed(together)
     assert len(probed(alone)) == 2 * 2 * 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_checks_say_the_same(runs, world):
+    """Every code that reads the update has the verdict it has of one process, and the ranks' own ones pass."""
+    families = ("LOS", "BAT", "TOP", "KEY", "LGP", "VER", "LEN", "MSK")
+    told = [
+        {verdict.code: str(verdict.kind) for verdict in lineage.check(runs[0] / trace, select=families).verdicts}
+        for trace in (f"trace0_{world}", f"trace{world}_{world}")
+    ]
+    assert told[0] == told[1]
+    ours = (
+        "BAT001",
+        "BAT002",
+        "BAT003",
+        "KEY006",
+        "LOS001",
+        "LOS002",
+        "LOS004",
+        "LOS005",
+        "TOP001",
+        "TOP002",
+        "VER004",
+    )
+    assert {told[1][code] for code in ours} == {"pass"}
 
 
 @pytest.mark.slow
