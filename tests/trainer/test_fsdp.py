@@ -276,17 +276,20 @@ def test_what_so_many_ranks_saved_another_number_goes_on_from(runs, saver, loade
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [*WORLDS, 0])
-def test_a_checkpoint_that_does_not_fit_changes_nothing(runs, world):
-    """A file that is torn, another model, nothing at all: one line of each, the same on every rank."""
+def test_what_does_not_fit_is_refused_by_every_rank(runs, world):
+    """A checkpoint that is torn, of another model or not there, and parts of unlike many rows; nothing is changed."""
     _, made, embedded = runs
     ranks = [rank["refused"] for rank in made[world]] if world else [embedded[1]["refused"]]
     for rank in ranks:
-        torn, other, nowhere = rank["said"]
+        torn, other, nowhere, *uneven = rank["said"]
         assert re.search(r"damaged_\d/__\d_0\.distcp is damaged, or not a checkpoint of this trainer$", torn)
         assert "of another model" in other
         assert "nowhere is not whole: .metadata is missing" in nowhere
         assert not any("\n" in line for line in rank["said"])
         assert rank["same"]
+        handed = ", ".join(["4"] + ["2"] * (world - 1))
+        said = f"the ranks were handed {handed} rows; the balance stage pads the batch first"
+        assert uneven == ([said] * 2 if world > 1 else [])
 
 
 def test_fsdp_size_leaves_the_data_parallel_size_alone():
