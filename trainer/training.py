@@ -189,11 +189,7 @@ class TrainingWorker:
         Returns:
             Metrics, each the mean over the optimiser steps; the same on every rank.
         """
-        held = self.ranks.gathered(len(rows))
-        if len(set(held)) > 1:  # some would wait in a collective that others never enter
-            raise ValueError(
-                f"the ranks were handed {', '.join(map(str, held))} rows: each needs as many as the others"
-            )
+        _refuse_uneven(self.ranks.gathered(len(rows)))
         self.module.train()
         parts: list[dict[str, float]] = []
         for epoch in range(plan.epochs):
@@ -374,14 +370,10 @@ def infer_rows(
     passes: list[tuple[SequenceRows, Mapping[str, Tensor]]] = []
     divided_by, training = None, module.training
     held = ranks.gathered(rows.lengths("input_ids"))
+    _refuse_uneven([len(process) for process in held])
     before = sum(map(len, held[: ranks.played[0]]))
     lens = [length for process in held for length in process]
-    batches = list(_inference_batches(lens, micro_batches, ranks.size))
-    if ranks.group is not None and len({sum(rank == at for at, _, _ in batches) for rank in range(ranks.size)}) > 1:
-        raise ValueError(
-            f"the ranks were handed {', '.join(str(len(own)) for own in held)} rows, of unlike many passes"
-        )
-    for rank, number, everywhere in batches:
+    for rank, number, everywhere in _inference_batches(lens, micro_batches, ranks.size):
         if rank not in ranks.played:
             continue
         places = [place - before for place in everywhere]
@@ -403,6 +395,14 @@ def infer_rows(
     order = sorted(log_probs)
     known = [entropy[row] for row in sorted(entropy)]
     return RowScores([log_probs[row] for row in order], known, [behind[row] for row in order], divided_by, training)
+
+
+def _refuse_uneven(rows: Sequence[int]) -> None:
+    """Of processes with unlike many rows some would wait in a collective that the others never enter."""
+    if len(set(rows)) > 1:
+        raise ValueError(
+            f"the ranks were handed {', '.join(map(str, rows))} rows; the balance stage pads the batch first"
+        )
 
 
 def _inference_batches(

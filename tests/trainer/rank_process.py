@@ -244,7 +244,7 @@ def resumed(place, folder):
 
 
 def refused(place, folder):
-    """What a damaged checkpoint, one of another model and a folder that is not there say on this rank."""
+    """What this rank says of a checkpoint that is damaged, of another model or not there, and of uneven parts."""
     damaged, said, worker = folder / f"damaged_{place.world}", [], place.worker(SMOOTH)
     before = {name: tensor.clone() for name, tensor in worker.state_dict()}
     if place.rank == 0:
@@ -258,6 +258,12 @@ def refused(place, folder):
         try:
             tried.load_checkpoint(path, 1)
         except CheckpointError as error:
+            said.append(str(error))
+    uneven = make_batch().select_keys(keys()[: 4 if place.rank == 0 else 2])
+    for call in (worker.compute_log_prob, worker.update_actor) if place.world > 1 else ():
+        try:
+            call(uneven)
+        except ValueError as error:
             said.append(str(error))
     same = all(torch.equal(tensor, before[name]) for name, tensor in worker.state_dict())
     return {"said": said, "same": same}
@@ -279,7 +285,7 @@ def main(folder: Path, rank: int, world: int, port: int) -> None:
     """Do every job, and save what they return."""
     torch.set_num_threads(1)
     if world:
-        init_process_group(rank, world, master_addr="127.0.0.1", master_port=port, timeout_s=60)
+        init_process_group(rank, world, master_addr="127.0.0.1", master_port=port, timeout_s=300)
     try:
         done = {}
         for ranks in (world,) if world else (1, 2, 4):

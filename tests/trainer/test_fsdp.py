@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+import lineage
 from lineage.trainer.engine.fsdp import FSDPError, decoder_layers, shard_ranks
 from lineage.trainer.engine.process_group import ProcessGroupError, init_process_group
 from lineage.trainer.engine.topology import fsdp_topology
@@ -48,7 +49,7 @@ def start(folder: Path, world: int) -> None:
         for rank in range(max(world, 1))
     ]
     try:
-        ended = [rank.wait(timeout=300) for rank in ranks]
+        ended = [rank.wait(timeout=900) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
@@ -214,6 +215,32 @@ def test_what_every_rank_would_say_is_said_once(runs, world):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
+def test_the_checks_say_the_same(runs, world):
+    """Every code that reads the update has the verdict it has of one process, and the ranks' own ones pass."""
+    families = ("LOS", "BAT", "TOP", "KEY", "LGP", "VER", "LEN", "MSK")
+    told = [
+        {verdict.code: str(verdict.kind) for verdict in lineage.check(runs[0] / trace, select=families).verdicts}
+        for trace in (f"trace0_{world}", f"trace{world}_{world}")
+    ]
+    assert told[0] == told[1]
+    ours = (
+        "BAT001",
+        "BAT002",
+        "BAT003",
+        "KEY006",
+        "LOS001",
+        "LOS002",
+        "LOS004",
+        "LOS005",
+        "TOP001",
+        "TOP002",
+        "VER004",
+    )
+    assert {told[1][code] for code in ours} == {"pass"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", WORLDS)
 def test_a_rank_follows_its_gradient(runs, world):
     """On the first rank, which holds the watched number, it goes on from micro-batch to micro-batch."""
     rows = [
@@ -249,17 +276,20 @@ def test_what_so_many_ranks_saved_another_number_goes_on_from(runs, saver, loade
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [*WORLDS, 0])
-def test_a_checkpoint_that_does_not_fit_changes_nothing(runs, world):
-    """A file that is torn, another model, nothing at all: one line of each, the same on every rank."""
+def test_what_does_not_fit_is_refused_by_every_rank(runs, world):
+    """A checkpoint that is torn, of another model or not there, and parts of unlike many rows; nothing is changed."""
     _, made, embedded = runs
     ranks = [rank["refused"] for rank in made[world]] if world else [embedded[1]["refused"]]
     for rank in ranks:
-        torn, other, nowhere = rank["said"]
+        torn, other, nowhere, *uneven = rank["said"]
         assert re.search(r"damaged_\d/__\d_0\.distcp is damaged, or not a checkpoint of this trainer$", torn)
         assert "of another model" in other
         assert "nowhere is not whole: .metadata is missing" in nowhere
         assert not any("\n" in line for line in rank["said"])
         assert rank["same"]
+        handed = ", ".join(["4"] + ["2"] * (world - 1))
+        said = f"the ranks were handed {handed} rows; the balance stage pads the batch first"
+        assert uneven == ([said] * 2 if world > 1 else [])
 
 
 def test_fsdp_size_leaves_the_data_parallel_size_alone():
