@@ -33,10 +33,6 @@ T = TypeVar("T")
 Tags = dict[str, dict[str, dict[str, Any]]]
 
 CONTROLLER = ("TransferQueueController", "transfer_queue")  # name and namespace
-ENVIRONMENT = {  # of every process of the cluster, best set before ray.init()
-    "TQ_LOGGING_LEVEL": "ERROR",  # the trace says what is missing; the controller says it too, at every get
-    "TQ_NUM_THREADS": "1",  # of torch in a storage unit; the default, 8, is warned of at every put on a small machine
-}
 _WATCH_S = 2.0  # between two looks at whether the actors live, while a call waits
 _FREE_S = 10.0  # Ray counts the CPUs of an actor that just ended for about a second
 

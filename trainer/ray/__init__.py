@@ -6,3 +6,19 @@ one part of the trace from every process. Imported by ``cli``; nothing outside t
 The processes, by the names their rows carry: ``driver`` (the task runner, which runs the step), ``actor:<rank>`` (actor
 and reference), ``rollout:<replica>`` (generation), ``agent_loop:<n>`` (sessions) and ``reward:<n>`` (scores).
 """
+
+import os
+
+# Of this process and of all it starts; some of it Ray reads when it is imported, so it stands here.
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # nothing leaves the machine
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray leaves the GPUs' variable alone
+    "RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0",  # a step waits for its workers, and means to
+    "RAY_AUTH_MODE": "disabled",  # else it warns that no token is set
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "^A worker died or was killed while executing",  # the run says so in a line of its own
+    "RAY_worker_niceness": "0",  # the training is what the machine is for
+    "TQ_LOGGING_LEVEL": "ERROR",  # the trace says what is missing; the controller says it too, at every get
+    "TQ_NUM_THREADS": "1",  # of torch in a storage unit; the default, 8, is warned of at every put on a small machine
+}
+for _name, _value in _ENVIRONMENT.items():
+    os.environ.setdefault(_name, _value)

@@ -10,16 +10,8 @@ import ray
 from omegaconf import OmegaConf
 
 from lineage.hooks import first_line
-from lineage.trainer.queue.transfer_queue import ENVIRONMENT as QUEUE_ENVIRONMENT
 from lineage.trainer.ray.errors import ClusterError
 
-_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # nothing leaves the machine
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray leaves the GPUs' variable alone
-    "RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0",  # a step waits for its workers, and means to
-    "RAY_AUTH_MODE": "disabled",  # else it warns that no token is set
-    "RAY_worker_niceness": "0",  # the training is what the machine is for
-}
 # the task runner, the rollout, and TransferQueue's controller
 _OTHERS = 3
 
@@ -33,8 +25,6 @@ def start(config: Any) -> None:
     Raises:
         ClusterError: Ray does not start, or the cluster has not the CPUs the run asks for.
     """
-    for name, value in {**_ENVIRONMENT, **QUEUE_ENVIRONMENT}.items():
-        os.environ.setdefault(name, value)
     typed = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
     options: dict[str, Any] = {
         "address": "local",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,9 +26,8 @@ def cluster() -> Iterator[Any]:
     """A Ray cluster of this process; logical CPUs, for the queue's three actors and those of the tests."""
     import ray
 
-    from lineage.trainer.queue.transfer_queue import ENVIRONMENT
+    import lineage.trainer.ray  # noqa: F401 - the environment of the cluster
 
-    os.environ.update(ENVIRONMENT)
     ray.init("local", num_cpus=8, object_store_memory=2**27, include_dashboard=False, log_to_driver=False)
     yield ray
     ray.shutdown()
