@@ -375,7 +375,7 @@ def _first_lack(path: Path | str) -> Place | None:
     with open_trace(path, views=False) as trace:
         for lack in lacks(trace):
             if lack.first is not None:
-                return Place(INCOMPLETE, lack.first[1][0], lack.step)
+                return Place(INCOMPLETE, lack.first[0], lack.step)
     return None
 
 
@@ -387,8 +387,8 @@ def _stem(trial: Trial) -> str:
 def _headline(report: Report, blamed: Place | None) -> tuple[str, ...]:
     from lineage.checks.formats.text import failure_lines
 
-    if blamed is None:
-        return (report.state,) if report.state else ()
+    if blamed is None or blamed.code not in {one.code for one in report.verdicts}:
+        return (report.state, *report.notes) if report.state else ()
     return tuple(failure_lines(report, report.verdict(blamed.code)))
 
 

@@ -14,7 +14,7 @@ _STAGES_SHOWN = 6
 _EVENTS = """
     with seen as (
         select coalesce(run_id, '') as run, global_steps as step, process, stage, op, field, min(time_ns) as at,
-            min(seq) as seq, count(*) as n
+            min(seq) as seq, sum(greatest(n, 1)) as n  -- which elements share a row is chance
         from stored where global_steps in ({steps}) or global_steps in (
             select max(global_steps) from stored
             where global_steps > 0 and global_steps not in ({steps}) group by run_id
@@ -40,26 +40,29 @@ class Lack:
         run_id: of its run.
         step: the torn step.
         beside: the whole step it is held against.
-        ends: of each process that did not come to its end, the first event it lacks: stage, op and field.
+        silent: processes of which nothing of the step was kept: what a process that is killed holds goes with it.
+        ends: of each other process that did not come to its end, the first event it lacks: stage, op and field.
         stages: stages of which there is no event at all.
     """
 
     run_id: str
     step: int
     beside: int
+    silent: tuple[str, ...]
     ends: dict[str, tuple[str, str, str]]
     stages: tuple[str, ...]
 
     @property
-    def first(self) -> tuple[str, tuple[str, str, str]] | None:
-        """The process that stopped first, and the event it did not come to."""
-        return next(iter(self.ends.items()), None)
+    def first(self) -> tuple[str, str, str] | None:
+        """The first event that a process did not come to that has told of the step at all."""
+        return next(iter(self.ends.values()), None)
 
     def sentence(self) -> str:
         """The lack, as a sentence of a report."""
+        nothing = [f"{process} left nothing" for process in self.silent]
         ends = [f"{process} ends before {' '.join(event)}" for process, event in self.ends.items()]
         without = f"no process has {_listed(self.stages)}" if self.stages else ""
-        return f"step {self.step} next to step {self.beside}: {'; '.join(filter(None, [*ends, without]))}"
+        return f"step {self.step} next to step {self.beside}: {'; '.join(filter(None, [*nothing, *ends, without]))}"
 
 
 def lacks(trace: Trace) -> Iterator[Lack]:
@@ -80,10 +83,14 @@ def lacks(trace: Trace) -> Iterator[Lack]:
         for process, stage, op, field, missing in events:
             if missing:
                 ends.setdefault(process, (stage, op, field))
+        told = {process for process, _, _, _, missing in events if not missing}
+        silent = tuple(process for process in ends if process not in told)
+        for process in silent:
+            del ends[process]
         present = {stage for _, stage, _, _, missing in events if not missing}
         stages = dict.fromkeys(stage for _, stage, _, _, missing in events if missing and stage not in present)
-        if ends:
-            yield Lack(run, step, beside, ends, tuple(stages))
+        if silent or ends:
+            yield Lack(run, step, beside, silent, ends, tuple(stages))
 
 
 def _listed(stages: Sequence[str]) -> str:

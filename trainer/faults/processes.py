@@ -42,7 +42,7 @@ def rank_writes_after_the_clear() -> Seams:
     return {PUT: put, "lineage.trainer.ray.rank.RankProcess.seal": seal}
 
 
-@fault("TOP002", "update_actor", *RAY)
+@fault("KEY005", "update_actor", *RAY)
 def key_lost_in_dispatch() -> Seams:
     """The last key of the first rank's part is cut off on the way, and one of the next rank's fills the place."""
 
