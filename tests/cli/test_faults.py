@@ -9,6 +9,8 @@ import pytest
 from lineage.trainer.faults.registry import all_faults
 from lineage.trainer.faults.reports import public_reports
 
+EVERY = [*all_faults().values(), *all_faults("ray").values()]
+
 
 @pytest.mark.parametrize("columns", [40, 80, 100, 300])
 def test_every_fault_is_listed_with_its_code_and_stage(command, monkeypatch, columns) -> None:
@@ -18,17 +20,18 @@ def test_every_fault_is_listed_with_its_code_and_stage(command, monkeypatch, col
     assert (done.code, done.err) == (0, "")
     *body, empty, counts = done.out.splitlines()
     heads = [line for line in body if not line.startswith(" ")]
-    assert [tuple(line.split()) for line in heads] == [(one.code, one.stage, one.name) for one in all_faults().values()]
+    assert [tuple(line.split()[:3]) for line in heads] == [(one.code, one.stage, one.name) for one in EVERY]
+    assert [line.endswith("(mode=ray)") for line in heads] == [one.mode == "ray" for one in EVERY]
     assert max(map(len, body)) <= min(max(columns, 80), 120)
     assert empty == ""
-    assert counts.startswith(f"{len(all_faults())} faults of ")
+    assert counts.startswith(f"{len(EVERY)} faults of ")
     assert f"of {len(public_reports())} public reports; " in counts
 
 
 def test_one_of_a_kind_is_no_plural(command) -> None:
     """``1 fault of 1 code``; reports that no fault stands for are of no code."""
     lines = {code: command("faults", "--code", code).out.splitlines()[-1] for code in ("QUE006", "QUE001")}
-    counts = {code: sum(code in (one.code, *one.also) for one in all_faults().values()) for code in lines}
+    counts = {code: sum(code in (one.code, *one.also) for one in EVERY) for code in lines}
     for code, line in lines.items():
         assert line.startswith("1 fault of 1 code, " if counts[code] == 1 else f"{counts[code]} faults of 1 code, ")
         assert "left out" not in line
@@ -37,7 +40,7 @@ def test_one_of_a_kind_is_no_plural(command) -> None:
 def test_the_json_holds_everything(command) -> None:
     """Each fault whole, the reports that are left out with their reasons, the counts."""
     said = json.loads(command("faults", "--json").out)
-    assert [one["name"] for one in said["faults"]] == list(all_faults())
+    assert [one["name"] for one in said["faults"]] == [one.name for one in EVERY]
     first = said["faults"][0]
     assert {"code", "stage", "kind", "says", "step", "onwards", "overrides", "report_families", "reports"} <= set(first)
     assert {one["kind"] for one in said["faults"]} <= {"trainer", "trace"}

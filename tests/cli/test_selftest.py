@@ -20,6 +20,7 @@ from lineage.checks.catalogue import catalogue
 from lineage.cli import selftest, selftest_page, selftest_text, trials
 from lineage.cli.together import Judgement
 from lineage.cli.trials import Kind, Outcome, Place, Result, Seen, Trial, attempt, attempt_together
+from lineage.errors import UserError
 from lineage.trainer.faults.registry import Fault, all_faults
 
 ROOT = Path(__file__).parents[2]
@@ -92,6 +93,17 @@ def test_what_is_tried_is_what_was_named() -> None:
     assert [one.name for one in selftest._trials((), ["MSK"], False, 0, None, True)] == masks
     assert [one.name for one in selftest._trials(["late_writer"], (), False, 0, None, True)] == ["late_writer"]
     assert len(selftest._trials((), (), True, 0, None, True)) == len(every)
+
+
+def test_faults_between_processes_are_tried_apart() -> None:
+    """``--mode ray`` tries those and clean runs of several ranks, each a cluster of its own; nothing else does."""
+    every = selftest._trials_on_ray((), ())
+    assert [one.name for one in every if one.kind is Kind.FAULT] == list(all_faults("ray"))
+    assert [one.name for one in every if one.kind is Kind.CLEAN] == ["two_ranks_on_ray", "four_ranks_on_ray"]
+    assert all(len(some) == 1 for some in trials._some(every, 1))
+    assert [one.name for one in selftest._trials_on_ray((), ["que001"])] == ["rank_writes_after_the_clear"]
+    with pytest.raises(UserError, match="no fault between processes is of MSK002"):
+        selftest._trials_on_ray((), ["MSK002"])
 
 
 def test_the_matrix_says_who_else_fails() -> None:

@@ -12,26 +12,28 @@ import pytest
 
 from lineage.checks.catalogue import catalogue
 from lineage.trainer.faults.clean import NAMED, clean_configurations
-from lineage.trainer.faults.registry import Fault, FaultError, all_faults, fault, find_fault
+from lineage.trainer.faults.registry import INCOMPLETE, Fault, FaultError, all_faults, fault, find_fault
 from lineage.trainer.faults.reports import public_reports
 from lineage.vocabulary import STAGES
 
 FAULTS = all_faults()
+BETWEEN_PROCESSES = all_faults("ray")
+EVERY = FAULTS | BETWEEN_PROCESSES
 REPORTS = public_reports()
 FAMILIES = 17
 
 
-@pytest.mark.parametrize("one", FAULTS.values(), ids=list(FAULTS))
+@pytest.mark.parametrize("one", EVERY.values(), ids=list(EVERY))
 def test_a_fault_says_what_went_wrong_and_where(one: Fault) -> None:
     """A sentence that ends, a stage of the step, a code of the catalogue, and one way to be injected."""
     assert one.says.endswith(".")
     assert one.stage in (*STAGES, "postprocess")  # a stage of the user's own is legal too
-    assert one.code in {invariant.code for invariant in catalogue()}
+    assert one.code in {INCOMPLETE, *(invariant.code for invariant in catalogue())}
     assert (one.seams is None) != (one.edit is None)
     assert one.name.isidentifier()
 
 
-@pytest.mark.parametrize("one", [one for one in FAULTS.values() if one.seams], ids=lambda one: one.name)
+@pytest.mark.parametrize("one", [one for one in EVERY.values() if one.seams], ids=lambda one: one.name)
 def test_a_fault_s_seams_exist(one: Fault) -> None:
     """Every dotted name it replaces is there to be replaced, and its replacement can be called."""
     assert one.seams is not None
@@ -40,6 +42,15 @@ def test_a_fault_s_seams_exist(one: Fault) -> None:
     for name, replacement in seams.items():
         assert resolve_name(name) is not None, name
         assert callable(replacement), name
+
+
+def test_faults_between_processes_are_of_the_other_mode() -> None:
+    """What exists between processes is injected into a run of processes; nothing else is, and both are found."""
+    assert {"rank_dies", "key_lost_in_dispatch"} <= set(BETWEEN_PROCESSES)
+    assert set(FAULTS).isdisjoint(BETWEEN_PROCESSES)
+    assert all(one.mode == "ray" and "mode=ray" in one.overrides for one in BETWEEN_PROCESSES.values())
+    assert all(one.mode == "embedded" and one.code != INCOMPLETE for one in FAULTS.values())
+    assert find_fault("rank_dies") is BETWEEN_PROCESSES["rank_dies"]
 
 
 def test_every_report_a_fault_names_is_known() -> None:
