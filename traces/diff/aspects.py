@@ -118,8 +118,8 @@ def allowed(ignore: Iterable[str] = (), strict: bool = False) -> frozenset[str]:
             found.add(name)
         elif name:
             near = get_close_matches(name, (*BY_NAME, *GROUPS), 1)
-            meant = f", did you mean {near[0]!r}?" if near else ""
+            meant = f", did you mean {near[0]!r}" if near else ""
             raise UnknownAspect(
-                f"--ignore: no aspect {name!r}{meant} known: {', '.join(BY_NAME)}, and all of {', '.join(GROUPS)}"
+                f"--ignore: no aspect {name!r}{meant}; known: {', '.join(BY_NAME)}, and all of {', '.join(GROUPS)}"
             )
     return frozenset(found)

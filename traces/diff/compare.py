@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from lineage.traces.diff.aspects import BY_NAME, allowed
-from lineage.traces.diff.facts import Facts, Places
-from lineage.traces.diff.hashing import Bool, Int64
+from lineage.traces.diff.facts import OF_TOPOLOGY, Facts, Places
+from lineage.traces.diff.hashing import Bool, Int64, distinct
 from lineage.traces.diff.match import match
 from lineage.traces.diff.result import Diff, Difference, MissingStage, Setting, TraceSide, of_content
 from lineage.traces.diff.side import Side
@@ -187,7 +187,7 @@ def _described(side: Side) -> TraceSide:
 
 def _share_keys(a: Facts, b: Facts) -> bool | None:
     """Whether a trajectory key or a uid is on both sides; None where a side has none."""
-    keys = [np.unique(side.key[side.keyed & (side.key != 0)]) for side in (a, b)]
+    keys = [distinct(side.key[side.keyed & (side.key != 0)]) for side in (a, b)]
     return bool(len(np.intersect1d(*keys, assume_unique=True))) if all(map(len, keys)) else None
 
 
@@ -217,7 +217,7 @@ def _context(said: Mapping[str, Any]) -> dict[str, Any]:
     parts = {
         "weights": ("phase", "cache_epoch"),
         "resident": ("bytes",),
-        "attrs": ("dp_size",),
+        "attrs": OF_TOPOLOGY,
     }
     return {
         name: {key: part for key, part in dict(value or {}).items() if key not in parts.get(name, ())}

@@ -18,8 +18,8 @@ _WHO = (
 )  # fmt: skip
 _FORM = ("dtype", "device", "container", "producer", "consumer", "requires_grad")
 #: of a row, what is compared but its elements; those of place are not part of a fact's hash
-ROW_ASPECTS = (*_FORM, "layout", "context", "process", "rank", "topology", "counters", "rows")
-_ROW_CONTENT = (*_FORM, "layout", "context")
+ROW_ASPECTS = (*_FORM, "layout", "context", "attrs", "process", "rank", "topology", "counters", "rows")
+_ROW_CONTENT = (*_FORM, "layout", "context", "attrs")
 #: of a fact; ``width`` is the container's length, ``outer`` the statistics that cover its padding
 FACT_ASPECTS = ("length", "mask", "fingerprint", "inner", "outer", "comparison", "tags", "width", "slot")
 _FACT_CONTENT = FACT_ASPECTS[:-1]
@@ -39,7 +39,8 @@ _COLUMNS = {
 }
 # Counts of the batch, which perf/ has too, are no clock.
 _CLOCKS, _NO_CLOCK = "^(timing_s|timing_per_token_ms|perf)/", ("perf/total_num_tokens",)
-_OF_TOPOLOGY = ("dp_size",)  # attrs that say what the topology does
+#: attrs that say what the topology does
+OF_TOPOLOGY = ("dp_size", "world_size", "process_on_nodes")
 #: everything that is read
 READ = tuple(
     dict.fromkeys(
@@ -64,7 +65,7 @@ class Facts:
         step, seq, time_ns: of each row, for the order.
         place: of each row, the number of its (stage, op, field, entity) among ``Places``.
         size: of each row, how many facts it has.
-        micro: rows without elements that are of a micro-batch.
+        micro: rows that are of a micro-batch.
         floating: rows whose dtype is one of floats.
         told: of each row, a hash for each of :data:`ROW_ASPECTS`.
         total: of each row, the sum over its facts of the hash of all but place.
@@ -190,7 +191,7 @@ def facts_of(table: pa.Table, rid: Int64, places: Places) -> Facts:
         time_ns=scalars.integers("time_ns"),
         place=places.numbers(scalars),
         size=np.bincount(row, minlength=table.num_rows).astype(np.int64),
-        micro=scalars.known("micro_batch") & (lists.n == 0),
+        micro=scalars.known("micro_batch"),
         floating=np.array(["float" in one for one in dtypes], dtype=bool),
         told=told,
         total=total,
@@ -228,7 +229,7 @@ def _who(scalars: Scalars) -> UInt64:
 
 
 def _told(scalars: Scalars, odd: UInt64) -> dict[str, UInt64]:
-    attrs, of_topology = scalars.pairs("attrs", _OF_TOPOLOGY)
+    attrs, of_topology = scalars.pairs("attrs", OF_TOPOLOGY)
     first, others = scalars.axes("shape")
     context = [
         scalars.parts("weights", ("phase", "cache_epoch")),
@@ -236,7 +237,6 @@ def _told(scalars: Scalars, odd: UInt64) -> dict[str, UInt64]:
         scalars.parts("loss", ("term",)),
         scalars.parts("optim"),
         scalars.parts("resident", ("bytes",)),
-        attrs,
         odd,
     ]
     rows = [scalars.hashed(name) for name in ("n", "asked_n", "nbytes", "micro_batch")]
@@ -244,6 +244,7 @@ def _told(scalars: Scalars, odd: UInt64) -> dict[str, UInt64]:
         **{name: scalars.hashed(name) for name in (*_FORM, "process")},
         "layout": scalars.hashed("layout") + others,
         "context": _sum(context, scalars.rows),
+        "attrs": attrs,
         "rank": scalars.hashed("rank") + scalars.parts("coord"),
         "topology": scalars.parts("topology") + of_topology,
         "counters": scalars.part("weights", "cache_epoch"),

@@ -77,6 +77,22 @@ def valid(values: pa.Array) -> Bool:
     return np.asarray(values.is_valid().to_numpy(zero_copy_only=False), dtype=bool)
 
 
+def distinct(values: UInt64) -> UInt64:
+    """The distinct values in order; numpy's own way, by a table, takes ten times as long."""
+    ordered = np.sort(values)
+    fresh = np.ones(len(ordered), dtype=bool)
+    fresh[1:] = ordered[1:] != ordered[:-1]
+    return ordered[fresh]
+
+
+def among(values: UInt64, others: UInt64) -> Bool:
+    """Which of the values are one of the others."""
+    if not len(values) or not len(others):
+        return np.zeros(len(values), dtype=bool)
+    known = np.sort(others)
+    return known[np.minimum(np.searchsorted(known, values), len(known) - 1)] == values
+
+
 class Lists:
     """List columns of a row group beside one another: one place for each of the ``n`` elements of every row."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lineage.traces.diff.facts import Facts
-from lineage.traces.diff.hashing import Bool, Int64, UInt64, mixed
+from lineage.traces.diff.hashing import Bool, Int64, UInt64, among, distinct, mixed
 
 NONE = -1
 _PLACE = ("process", "rank", "topology", "counters", "rows")
@@ -87,12 +87,12 @@ def match(a: Facts, b: Facts, rtol: float, rounded: Rounded) -> Matching:
     found += _changed(a, b, other_a, other_b, torn, rtol, rounded)
     found += _moved(a, b, other_a, other_b)
     alone_a, alone_b = np.delete(one_a, at_a), np.delete(one_b, at_b)
-    nowhere = np.empty(0, np.int64)
     found += _alone(a, b, alone_a, torn, lambda which: (which, np.full(len(which), NONE)))
     found += _alone(b, a, alone_b, torn, lambda which: (np.full(len(which), NONE), which))
-    paired_a = np.concatenate([rows_a, a.row[left_a[same_a]], a.row[other_a], nowhere])
-    paired_b = np.concatenate([rows_b, b.row[left_b[same_b]], b.row[other_b], nowhere])
-    return Matching(tuple(found), np.unique(np.stack([paired_b, paired_a]), axis=1)[::-1])
+    paired_a = np.concatenate([rows_a, a.row[left_a[same_a]], a.row[other_a]])
+    paired_b = np.concatenate([rows_b, b.row[left_b[same_b]], b.row[other_b]])
+    rows = distinct((paired_b * len(a.rid) + paired_a).view(np.uint64)).view(np.int64)
+    return Matching(tuple(found), np.stack([rows % len(a.rid), rows // len(a.rid)]))
 
 
 def _rows(a: Facts, b: Facts) -> tuple[Int64, Int64]:
@@ -142,9 +142,9 @@ def _moved(a: Facts, b: Facts, of_a: Int64, of_b: Int64) -> Iterator[Found]:
 
 
 def _torn(a: Facts, b: Facts) -> UInt64:
-    """Rows of a micro-batch that the sides have in other numbers: they were cut otherwise."""
-    who_a, count_a = np.unique(a.who[a.micro[a.row]], return_counts=True)
-    who_b, count_b = np.unique(b.who[b.micro[b.row]], return_counts=True)
+    """Who is said once a micro-batch and in other numbers on the sides: they were cut otherwise."""
+    who_a, count_a = np.unique(a.who[a.micro[a.row] & (a.at == 0)], return_counts=True)
+    who_b, count_b = np.unique(b.who[b.micro[b.row] & (b.at == 0)], return_counts=True)
     _, at_a, at_b = np.intersect1d(who_a, who_b, assume_unique=True, return_indices=True)
     return who_a[at_a][count_a[at_a] != count_b[at_b]]
 
@@ -153,7 +153,7 @@ def _changed(
     a: Facts, b: Facts, of_a: Int64, of_b: Int64, torn: UInt64, rtol: float, rounded: Rounded
 ) -> Iterator[Found]:
     """The same facts saying something else."""
-    clock, cut = a.clock[of_a], np.isin(a.who[of_a], torn)
+    clock, cut = a.clock[of_a], among(a.who[of_a], torn)
     yield from _as("timing", clock, of_a, of_b)
     yield from _as("micro_batch", cut, of_a, of_b)
     of_a, of_b = of_a[~(clock | cut)], of_b[~(clock | cut)]
@@ -168,7 +168,9 @@ def _changed(
     length, mask, content, width = (differs(name) for name in ("length", "mask", "fingerprint", "width"))
     close = content & ~length & ~mask & a.floating[row_a] & b.floating[row_b]
     close[close] = _close(a, b, of_a[close], of_b[close], rtol)
-    context = told("context")
+    attrs = told("attrs")
+    of_cut = attrs & a.micro[row_a] & b.micro[row_b] & (a.at[of_a] > 0)  # of the cut that the element lies in
+    context = told("context") | (attrs & ~of_cut)
     near = context.copy()
     near[context] = rounded(row_a[context], row_b[context])
     yield from _as("length", length, of_a, of_b)
@@ -180,6 +182,7 @@ def _changed(
     yield from _as("comparison", differs("comparison"), of_a, of_b)
     yield from _as("tags", differs("tags"), of_a, of_b)
     yield from _as("context", context & ~near, of_a, of_b)
+    yield from _as("micro_batch", of_cut, of_a, of_b)
     yield from _as("layout", told("layout") | (width & ~length), of_a, of_b)
     for aspect in _FORM:
         yield from _as(aspect, told(aspect), of_a, of_b)
@@ -206,12 +209,12 @@ def _alone(
     side: Facts, other: Facts, which: Int64, torn: UInt64, sides: Callable[[Int64], tuple[Int64, Int64]]
 ) -> Iterator[Found]:
     """Facts without a partner."""
-    padded = np.unique(side.key[side.padding])
+    padded = distinct(side.key[side.padding])
     kinds = {
         "timing": side.clock[which],
-        "micro_batch": np.isin(side.who[which], torn),
-        "copies": np.isin(side.value[which], other.value),
-        "padding": (side.key[which] != 0) & np.isin(side.key[which], padded),
+        "micro_batch": among(side.who[which], torn),
+        "copies": among(side.value[which], other.value),
+        "padding": (side.key[which] != 0) & among(side.key[which], padded),
     }
     rest = np.ones(len(which), dtype=bool)
     for aspect, of_kind in kinds.items():

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lineage.traces.diff.facts import READ, Facts, Places, facts_of, joined
-from lineage.traces.diff.hashing import COLUMN, Int64, Lists, Scalars, UInt64
+from lineage.traces.diff.hashing import COLUMN, Int64, Lists, Scalars, UInt64, distinct
 from lineage.traces.errors import TraceError, reading
 from lineage.traces.source import locate
 from lineage.traces.trace import row_ids
@@ -87,8 +87,8 @@ class Side:
             keyed = pc.is_in(table["entity"].cast(pa.string()), pa.array(["trajectory", "prompt"]))
             hashes = Lists(table.filter(keyed)).hashed("key")
             if hashes is not None:
-                found.append(np.unique(hashes))
-        return np.unique(np.concatenate(found))
+                found.append(distinct(hashes))
+        return distinct(np.concatenate(found))
 
     def values(self, wanted: Iterable[tuple[int, int]], columns: Sequence[str]) -> dict[tuple[int, int], dict[str, Any]]:
         """What elements say in some columns.
