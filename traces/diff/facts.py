@@ -40,7 +40,7 @@ _COLUMNS = {
 # Counts of the batch, which perf/ has too, are no clock.
 _CLOCKS, _NO_CLOCK = "^(timing_s|timing_per_token_ms|perf)/", ("perf/total_num_tokens",)
 #: attrs that say what the topology does
-OF_TOPOLOGY = ("dp_size", "world_size", "process_on_nodes")
+OF_TOPOLOGY = ("dp_size", "world_size", "process_on_nodes", "processes", "replicas", "num_workers")
 #: everything that is read
 READ = tuple(
     dict.fromkeys(

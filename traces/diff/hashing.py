@@ -103,6 +103,7 @@ class Lists:
         self.total = int(self.n.sum())
         #: of each row, what its lists of another length than ``n`` hold
         self.odd: UInt64 = np.zeros(table.num_rows, dtype=np.uint64)
+        self._known: dict[bytes, Bool] = {}
 
     def hashed(self, name: str) -> UInt64 | None:
         """Hash of every element of a column; None where no row has any."""
@@ -176,9 +177,18 @@ class Lists:
     def _spread(self, flat: NDArray[Any], counts: Int64, fits: Bool, nothing: Any) -> NDArray[Any]:
         if len(flat) == self.total and fits.all():
             return flat
-        result = np.full(self.total, nothing, dtype=flat.dtype)
-        result[np.repeat(fits, self.n)] = flat[np.repeat(fits, counts)]
+        if len(flat) > int(counts[fits].sum()):
+            flat = flat[np.repeat(fits, counts)]
+        result = np.zeros(self.total, dtype=flat.dtype) if not nothing else np.full(self.total, nothing, flat.dtype)
+        result[self._of_rows(fits)] = flat
         return result
+
+    def _of_rows(self, rows: Bool) -> Bool:
+        """The elements of some rows; many columns are there for the same rows."""
+        name = rows.tobytes()
+        if name not in self._known:
+            self._known[name] = np.repeat(rows, self.n)
+        return self._known[name]
 
     def _lengths(self) -> Int64:
         rows = self._table.num_rows

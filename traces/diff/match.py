@@ -214,7 +214,7 @@ def _alone(
         "timing": side.clock[which],
         "micro_batch": among(side.who[which], torn),
         "copies": among(side.value[which], other.value),
-        "padding": (side.key[which] != 0) & among(side.key[which], padded),
+        "padding": among(side.key[which], padded) & ~among(side.key[which], other.key),
     }
     rest = np.ones(len(which), dtype=bool)
     for aspect, of_kind in kinds.items():
