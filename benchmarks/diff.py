@@ -2,10 +2,10 @@
 
     python benchmarks/diff.py [--facts 10_000_000] [--threads 2] [--trace FILE]
 
-Goal: 10 million facts a side in under a minute on 2 cores, memory under 3 GiB however long the traces. One trace is held
-against a copy (every row finds its row), a copy in which one fact in a thousand has another fingerprint, one in which
-every fact of floats has (all are looked at one by one), and one whose rows are cut in two, of two processes (no row finds
-its row, every fact finds its fact). Each comparison runs in a process of its own.
+Goal: 10 million facts a side in under a minute on 2 cores, memory under 3 GiB however long the traces. One trace is
+held against a copy (every row finds its row), a copy in which one fact in a thousand has another fingerprint, one in
+which every fact of floats has (all are looked at one by one), and one whose rows are cut in two, of two processes (no
+row finds its row, every fact finds its fact). Each comparison runs in a process of its own.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def diff_command(
     )
     code = _code(found)
     if as_json:
-        print_json({"equal": found.equal, "complete": found.complete, "exit_code": int(code), **asdict(found)})
+        print_json({"equal": found.equal, "exit_code": int(code), **asdict(found)})
     else:
         from lineage.cli.diff_text import to_text
 

@@ -38,8 +38,10 @@ def _headline(found: Diff) -> Iterator[str]:
 def _verdict(found: Diff) -> str:
     if not found.equal:
         return "different"
-    listed = [aspect for aspect in _by_aspect(found.counts)] + (["steps"] if found.only_a or found.only_b else [])
-    return f"equal, but for {', '.join(listed)}, which {'does' if len(listed) == 1 else 'do'} not count" if listed else "equal"
+    listed = list(_by_aspect(found.counts)) + (["steps"] if found.only_a or found.only_b else [])
+    if not listed:
+        return "equal"
+    return f"equal, but for {', '.join(listed)}, which {'does' if len(listed) == 1 else 'do'} not count"
 
 
 def _amount(found: Diff) -> str:
@@ -79,7 +81,8 @@ def _rest(found: Diff) -> Iterator[str]:
         run = f" (run {side.run_id})" if side.run_id else ""
         missing = f"; incomplete: {side.incomplete}" if side.incomplete else ""
         wrote = "1 process" if side.processes == 1 else f"{side.processes} processes"
-        yield f"{name}  {side.trace}{run}: {plural(side.facts, 'fact')} in {plural(side.rows, 'row')} of {wrote}{missing}"
+        size = f"{plural(side.facts, 'fact')} in {plural(side.rows, 'row')} of {wrote}"
+        yield f"{name}  {side.trace}{run}: {size}{missing}"
     if found.unseen:
         yield f"not compared, for they are not whole: step {_steps(found.unseen)}"
     for side_name, steps in (("A", found.only_a), ("B", found.only_b)):
@@ -115,7 +118,8 @@ def _counts(counts: Sequence[Count]) -> Iterator[str]:
             only = ", ".join(
                 f"{count:,} in {side} only" for side, count in (("A", one.only_a), ("B", one.only_b)) if count
             )
-            yield f"  {'':<{_WIDTH}}   {one.stage} {one.op} {one.field}: {one.facts:,}{step}{f' ({only})' if only else ''}"
+            where = f"{one.stage} {one.op} {one.field}: {one.facts:,}{step}"
+            yield f"  {'':<{_WIDTH}}   {where}{f' ({only})' if only else ''}"
         if len(listed) > _SHOWN_PLACES:
             yield f"  {'':<{_WIDTH}}   and {len(listed) - _SHOWN_PLACES} places more"
 

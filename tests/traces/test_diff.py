@@ -95,7 +95,7 @@ def other(value):
 
 
 def test_every_column_is_someones_business():
-    """No column of the schema is left out by oversight: it says who a fact is, it is of an aspect, or of one run only."""
+    """No column of the schema is left out: it says who a fact is, it is of an aspect, or of one run only."""
     said = {name for aspect in ASPECTS for name in aspect.columns}
     assert said | set(aspects.IDENTITY) | set(aspects.OF_THE_RUN) == {column.name for column in COLUMNS}
     assert not said & {*aspects.IDENTITY, *aspects.OF_THE_RUN}
@@ -114,7 +114,7 @@ def test_a_trace_is_equal_to_itself(trace):
 @FEW
 @given(seed=st.integers(0, 1 << 32))
 def test_cutting_and_shuffling_rows_changes_nothing_but_place(tmp_path, seed):
-    """Facts spread over more rows, of other processes, in other order: equal, and the place is said to differ."""
+    """Facts over more rows, of other processes, in other order: equal, and the place is said to differ."""
     rows, made, draw = small(), [], random.Random(seed)
     for row in rows:
         row = shuffled(row, draw.sample(range(row["n"]), row["n"]))
@@ -139,7 +139,8 @@ def test_any_changed_element_is_found_and_is_the_first_parting(tmp_path, data):
     name, aspect = data.draw(st.sampled_from(CELLS))
     there = [
         number for number, row in enumerate(rows)
-        if any(value not in (None, []) for value in row[name] or ()) and (name, row["op"]) != ("source_index", "reorder")
+        if (name, row["op"]) != ("source_index", "reorder")
+        and any(value not in (None, []) for value in row[name] or ())
     ]  # fmt: skip
     if not there:
         return
@@ -210,7 +211,9 @@ def test_a_fact_of_one_side_stands_where_its_event_would(trace, rows):
     late = next(n for n, row in enumerate(rows) if row["stage"] == "clear" and row["n"])
     changed = copy.deepcopy(rows)
     changed[late]["status"] = ["odd"] * changed[late]["n"]
-    changed.insert(at, {**rows[at], "field": "extra", "key": [f"{key}x" for key in rows[at]["key"]], "seq": rows[at]["seq"]})
+    changed.insert(
+        at, {**rows[at], "field": "extra", "key": [f"{key}x" for key in rows[at]["key"]], "seq": rows[at]["seq"]}
+    )
     found = diff(trace(), trace("b", changed))
     assert (found.first.aspect, found.first.field) == ("missing", "extra")
     assert found.first.a is None
@@ -222,7 +225,9 @@ def test_a_fact_of_one_side_stands_where_its_event_would(trace, rows):
 
 def test_a_stage_that_one_side_lacks_is_named(trace, rows):
     """Its facts are missing, and the stage is listed with its steps."""
-    found = diff(trace(), trace("b", [row for row in rows if row["stage"] != "ref_log_prob" or row["global_steps"] == 1]))
+    found = diff(
+        trace(), trace("b", [row for row in rows if row["stage"] != "ref_log_prob" or row["global_steps"] == 1])
+    )
     assert [(one.stage, one.only, one.steps) for one in found.stages] == [("ref_log_prob", "a", (2,))]
     assert aspects_of(found, counted=True) == {"missing"}
 
@@ -280,7 +285,11 @@ def test_a_key_asked_for_in_vain_is_a_fact(trace, rows):
     changed = copy.deepcopy(rows)
     changed[number]["missing"] = ["gone"]
     found = diff(trace(), trace("b", changed))
-    assert (found.first.aspect, found.first.key, found.first.actual) == ("missing", "gone", "asked for and not returned")
+    assert (found.first.aspect, found.first.key, found.first.actual) == (
+        "missing",
+        "gone",
+        "asked for and not returned",
+    )
     changed[number] |= {"missing": rows[number]["missing"], "asked_n": 99}
     assert aspects_of(diff(trace(), trace("b", changed))) == {"rows"}
 
@@ -378,7 +387,7 @@ def test_slices_give_the_same(trace, rows, monkeypatch):
 
 
 def test_what_is_not_whole_is_not_compared(trace, rows):
-    """A torn step is left out on both sides; without a difference the answer is incomplete, with one it is different."""
+    """A torn step is left out on both sides: no difference is then no proof, a difference is one."""
     torn = trace("b", [row for row in rows if row["global_steps"] < 2 or row["seq"] % 2], state={"torn": [2]})
     found = diff(trace(), torn)
     assert (found.equal, found.complete, found.unseen, found.steps) == (True, False, (2,), (0, 1))

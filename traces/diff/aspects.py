@@ -85,13 +85,13 @@ ASPECTS: tuple[Aspect, ...] = (
     Aspect("process", PLACE, "who wrote the row", ("process",)),
     Aspect("rank", PLACE, "its rank and coordinates", ("rank", "coord")),
     Aspect("topology", PLACE, "sizes of the parallel layout", ("topology",)),
-    Aspect("counters", PLACE, "counters of a queue, an engine, a batch: slot, cache epoch, place before a reorder", ("slot",)),
+    Aspect("counters", PLACE, "counters of a queue, engine or batch: slot, cache epoch, place at a reorder", ("slot",)),
     Aspect("rows", PLACE, "how facts are cut into rows, and their bytes", ("n", "asked_n", "nbytes", "micro_batch")),
     Aspect("timing", PLACE, "metrics of the wall clock: timing_s/, timing_per_token_ms/, perf/"),
 )  # fmt: skip
 BY_NAME = {aspect.name: aspect for aspect in ASPECTS}
 
-#: columns two facts must share to be the same fact; beside them ``weights.phase``, ``loss.term``, and of ``missing`` the key
+#: columns two facts share that are the same fact; beside them ``weights.phase``, ``loss.term``, of ``missing`` the key
 IDENTITY = (
     "global_steps", "stage", "op", "entity", "field", "against", "partition", "span", "ppo_epoch", "update_index",
     "mini_batch", "key", "turn", "missing",

@@ -12,7 +12,7 @@ import numpy as np
 
 from lineage.traces.diff.aspects import BY_NAME, allowed
 from lineage.traces.diff.facts import OF_TOPOLOGY, Facts, Places
-from lineage.traces.diff.hashing import Bool, Int64, distinct
+from lineage.traces.diff.hashing import Bool, Int64, among, distinct
 from lineage.traces.diff.match import match
 from lineage.traces.diff.result import Diff, Difference, MissingStage, Setting, TraceSide, of_content
 from lineage.traces.diff.side import Side
@@ -72,10 +72,15 @@ class _Comparison:
     ) -> None:
         self.sides, self.free, self.rtol, self.pool = sides, free, rtol, pool
         self.places, self.tally = Places(), Tally(limit)
-        self.unseen = {step for side in sides for step in side.source.state.unseen}
+        torn = {step: 1 for side in sides for step in side.source.state.unseen}
+        self.unseen = _within(torn, steps)
+        # Of some steps only, what the trace lacks elsewhere is no matter.
+        self.complete = not self.unseen and all(steps or side.source.state.complete for side in sides)
         self.steps_a, self.steps_b = (_within(side.facts, steps) - self.unseen for side in sides)
         if steps and not (self.steps_a | self.steps_b):
-            raise TraceError(f"no step from {steps[0]} to {steps[1]} in {sides[0].source.path} or {sides[1].source.path}")
+            raise TraceError(
+                f"no step from {steps[0]} to {steps[1]} in {sides[0].source.path} or {sides[1].source.path}"
+            )
         self.common = sorted(self.steps_a & self.steps_b)
 
     def run(self) -> Diff:
@@ -85,7 +90,7 @@ class _Comparison:
             if a is None or b is None:
                 continue
             if not shared and (met := _share_keys(a, b)) is not None:
-                if not met and not len(np.intersect1d(*(side.keys() for side in self.sides))):
+                if not met and not among(self.sides[0].keys(), self.sides[1].keys()).any():
                     return self._result(disjoint=True)
                 shared = True
             self.tally.add(match(a, b, self.rtol, partial(self._rounded, a, b)), a, b, self.sides, self.places)
@@ -133,6 +138,7 @@ class _Comparison:
             only_a=_numbers(self.steps_a - self.steps_b),
             only_b=_numbers(self.steps_b - self.steps_a),
             unseen=_numbers(self.unseen),
+            complete=self.complete,
             first=self._first(disjoint),
             counts=counts,
             differences=tuple(one for *_, one in listed),
@@ -187,8 +193,8 @@ def _described(side: Side) -> TraceSide:
 
 def _share_keys(a: Facts, b: Facts) -> bool | None:
     """Whether a trajectory key or a uid is on both sides; None where a side has none."""
-    keys = [distinct(side.key[side.keyed & (side.key != 0)]) for side in (a, b)]
-    return bool(len(np.intersect1d(*keys, assume_unique=True))) if all(map(len, keys)) else None
+    one, other = (distinct(side.key[side.keyed & (side.key != 0)]) for side in (a, b))
+    return bool(among(one, other).any()) if len(one) and len(other) else None
 
 
 def _settings(a: Side, b: Side) -> Iterator[Setting]:

@@ -218,7 +218,9 @@ def joined(parts: list[Facts]) -> Facts:
         return {key: np.concatenate([getattr(part, name)[key] for part in parts]) for key in getattr(parts[0], name)}
 
     firsts = np.cumsum([0, *(len(part.rid) for part in parts)])
-    named = {name: all_of(name) for name in Facts.__dataclass_fields__ if name not in ("told", "said", "numbers", "row")}
+    named = {
+        name: all_of(name) for name in Facts.__dataclass_fields__ if name not in ("told", "said", "numbers", "row")
+    }
     row = np.concatenate([part.row + first for part, first in zip(parts, firsts, strict=False)])
     return Facts(**named, told=each("told"), said=each("said"), numbers=each("numbers"), row=row)
 

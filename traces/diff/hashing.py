@@ -57,7 +57,7 @@ def hashed(values: pa.Array, type_: pa.DataType, name: str) -> UInt64:
         distinct = np.fromiter(map(hash, coded.dictionary.to_pylist()), np.int64, len(coded.dictionary))
         table = mixed(distinct.view(np.uint64), name)
         indices = pc.fill_null(coded.indices, 0) if coded.indices.null_count else coded.indices
-        result = table[np.asarray(indices.to_numpy(zero_copy_only=False))]
+        result: UInt64 = table[np.asarray(indices.to_numpy(zero_copy_only=False))]
     else:
         result = mixed(image(numbers(values, type_)), name)
     if values.null_count:
@@ -90,7 +90,7 @@ def among(values: UInt64, others: UInt64) -> Bool:
     if not len(values) or not len(others):
         return np.zeros(len(values), dtype=bool)
     known = np.sort(others)
-    return known[np.minimum(np.searchsorted(known, values), len(known) - 1)] == values
+    return np.equal(known[np.minimum(np.searchsorted(known, values), len(known) - 1)], values)
 
 
 class Lists:
@@ -193,7 +193,8 @@ class Lists:
     def _lengths(self) -> Int64:
         rows = self._table.num_rows
         if "n" in self._table.column_names and not self._table["n"].null_count:
-            return np.maximum(numbers(whole(self._table["n"]), pa.int64()), 0)
+            lengths: Int64 = np.maximum(numbers(whole(self._table["n"]), pa.int64()), 0)
+            return lengths
         if "key" not in self._table.column_names:
             return np.zeros(rows, dtype=np.int64)
         return numbers(pc.list_value_length(whole(self._table["key"])), pa.int64())

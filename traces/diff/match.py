@@ -1,8 +1,8 @@
 """Which fact of one side is which of the other, and how the two differ.
 
-First whole rows: rows whose facts are the same facts and say the same, in whatever order. Then single facts that say the
-same: rows may be cut otherwise. Last facts that are the same and say something else, in the order of their events; what
-is left has no partner.
+First whole rows: rows whose facts are the same facts and say the same, in whatever order. Then single facts that say
+the same: rows may be cut otherwise. Last facts that are the same and say something else, in the order of their events;
+what is left has no partner.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Matching:
 
     Attributes:
         found: where they differ, in every way.
-        rows: rows that are the same on both sides, ``(2, pairs)``: they tell where an event of one side belongs on the other.
+        rows: rows with a fact in common, ``(2, pairs)`` of ``a`` and ``b``, by those of ``b``: they tell where an event
+            of one side belongs on the other.
     """
 
     found: tuple[Found, ...]
@@ -146,7 +147,8 @@ def _torn(a: Facts, b: Facts) -> UInt64:
     who_a, count_a = np.unique(a.who[a.micro[a.row] & (a.at == 0)], return_counts=True)
     who_b, count_b = np.unique(b.who[b.micro[b.row] & (b.at == 0)], return_counts=True)
     _, at_a, at_b = np.intersect1d(who_a, who_b, assume_unique=True, return_indices=True)
-    return who_a[at_a][count_a[at_a] != count_b[at_b]]
+    cut: UInt64 = who_a[at_a][count_a[at_a] != count_b[at_b]]
+    return cut
 
 
 def _changed(
@@ -160,10 +162,10 @@ def _changed(
     row_a, row_b = a.row[of_a], b.row[of_b]
 
     def differs(name: str) -> Bool:
-        return a.said[name][of_a] != b.said[name][of_b]
+        return np.not_equal(a.said[name][of_a], b.said[name][of_b])
 
     def told(name: str) -> Bool:
-        return a.told[name][row_a] != b.told[name][row_b]
+        return np.not_equal(a.told[name][row_a], b.told[name][row_b])
 
     length, mask, content, width = (differs(name) for name in ("length", "mask", "fingerprint", "width"))
     close = content & ~length & ~mask & a.floating[row_a] & b.floating[row_b]
@@ -191,7 +193,7 @@ def _changed(
 def _close(a: Facts, b: Facts, of_a: Int64, of_b: Int64, rtol: float) -> Bool:
     """Floats whose statistics are within ``rtol`` of their greatest value; what has none is not."""
 
-    def both(name: str) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+    def both(name: str) -> tuple[np.ndarray, np.ndarray]:
         return a.numbers[name][of_a], b.numbers[name][of_b]
 
     scale = np.max(np.abs(np.stack([*both("min_in"), *both("max_in")])), axis=0) if len(of_a) else np.empty(0)

@@ -126,6 +126,7 @@ class Diff:
         steps: that were compared.
         only_a, only_b: steps that one side alone has.
         unseen: steps that are not whole on a side, which are not compared.
+        complete: nothing that was to be compared is missing on a side.
         first: the first event in which they part in a way that counts: in content, where there is one.
         counts: all differences by aspect, stage, op and field.
         differences: examples of each aspect, the first ones.
@@ -141,6 +142,7 @@ class Diff:
     only_a: tuple[int, ...]
     only_b: tuple[int, ...]
     unseen: tuple[int, ...]
+    complete: bool
     first: Difference | None
     counts: tuple[Count, ...]
     differences: tuple[Difference, ...]
@@ -154,11 +156,6 @@ class Diff:
         """Nothing that counts differs in what could be compared."""
         steps = bool(self.only_a or self.only_b) and "steps" not in self.allowed
         return not (self.disjoint or steps or any(count.counts for count in self.counts))
-
-    @property
-    def complete(self) -> bool:
-        """Both traces are whole, so that nothing was left out."""
-        return not (self.a.incomplete or self.b.incomplete or self.unseen)
 
 
 def of_content(aspect: str) -> bool:

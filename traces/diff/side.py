@@ -90,7 +90,9 @@ class Side:
                 found.append(distinct(hashes))
         return distinct(np.concatenate(found))
 
-    def values(self, wanted: Iterable[tuple[int, int]], columns: Sequence[str]) -> dict[tuple[int, int], dict[str, Any]]:
+    def values(
+        self, wanted: Iterable[tuple[int, int]], columns: Sequence[str]
+    ) -> dict[tuple[int, int], dict[str, Any]]:
         """What elements say in some columns.
 
         Args:

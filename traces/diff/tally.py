@@ -62,7 +62,7 @@ class Tally:
             if wanted > 0:
                 first = np.lexsort((at, order, step))
                 for which in _distinct(first, order, wanted):
-                    sort = (float(step[which]), float(order[which]), float(at[which]))
+                    sort: tuple[float, ...] = (float(step[which]), float(order[which]), float(at[which]))
                     fresh.append((sort, _Pending(one, which, first[order[first] == order[which]])))
         said = [
             _said(side, facts, [pending.of(number) for _, pending in fresh])
@@ -80,10 +80,17 @@ class Tally:
         order = {aspect.name: number for number, aspect in enumerate(ASPECTS)}
         listed = [
             Count(
-                aspect, BY_NAME[aspect].group, aspect not in allowed, *names[place][:3], *sums, step if step >= 0 else None
+                aspect,
+                BY_NAME[aspect].group,
+                aspect not in allowed,
+                *names[place][:3],
+                facts=facts,
+                only_a=only_a,
+                only_b=only_b,
+                first_step=step if step >= 0 else None,
             )
-            for (aspect, place), (*sums, step) in self._counts.items()
-        ]  # fmt: skip
+            for (aspect, place), (facts, only_a, only_b, step) in self._counts.items()
+        ]
         listed.sort(key=lambda one: (order[one.aspect], one.first_step or 0, -one.facts, one.stage, one.op, one.field))
         merged: dict[tuple[str, ...], Count] = {}
         for one in listed:  # two entities of one name are one line
@@ -111,7 +118,7 @@ def _plus(one: Count, other: Count) -> Count:
     return Count(one.aspect, one.group, one.counts, one.stage, one.op, one.field, *sums, min(steps, default=None))
 
 
-def _where(one: Found, a: Facts, b: Facts, rows: Int64) -> tuple[Int64, Int64, np.ndarray, Int64]:  # type: ignore[type-arg]
+def _where(one: Found, a: Facts, b: Facts, rows: Int64) -> tuple[Int64, Int64, np.ndarray, Int64]:
     """Step, place, order of the event and element of each; an event of ``b`` alone stands behind the last in common."""
     there = one.a != NONE
     row_a, row_b = a.row[one.a], b.row[one.b]
@@ -128,7 +135,7 @@ def _where(one: Found, a: Facts, b: Facts, rows: Int64) -> tuple[Int64, Int64, n
     return step, place, order, at
 
 
-def _distinct(first: Int64, order: np.ndarray, wanted: int) -> Iterator[int]:  # type: ignore[type-arg]
+def _distinct(first: Int64, order: np.ndarray, wanted: int) -> Iterator[int]:
     """The first difference of each of the first events."""
     _, at = np.unique(order[first], return_index=True)
     for which in np.sort(at)[:wanted].tolist():
@@ -205,7 +212,9 @@ def _words(
 ) -> tuple[str, str]:
     """What either side says, of the columns in which they differ."""
     if a is None or b is None:
-        here = {"copies": "once more", "missing": "asked for and not returned" if asked else "a fact"}.get(aspect, "a fact")
+        here = {"copies": "once more", "missing": "asked for and not returned" if asked else "a fact"}.get(
+            aspect, "a fact"
+        )
         return (here, "none") if b is None else ("none", here)
     pairs = [
         pair
