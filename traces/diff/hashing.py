@@ -34,10 +34,9 @@ def salt(name: str) -> np.uint64:
 
 def mixed(values: UInt64, name: str) -> UInt64:
     """Each value spread over 64 bits, with the salt of that name."""
-    result = np.empty_like(values)
-    with np.errstate(over="ignore"):
-        for start in range(0, len(values), _BLOCK):
-            result[start : start + _BLOCK] = mix_in_place(values[start : start + _BLOCK] + salt(name))
+    result = values + salt(name)
+    for start in range(0, len(result), _BLOCK):
+        mix_in_place(result[start : start + _BLOCK])
     return result
 
 

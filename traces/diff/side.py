@@ -142,10 +142,11 @@ class Side:
         number, at, first, steps = group
         table = self._table(number, at, READ)
         rids: Int64 = row_ids(number, first, table.num_rows)
-        if not steps <= wanted:
-            inside = np.isin(Scalars(table).integers("global_steps", -1), list(wanted))
-            table, rids = table.filter(pa.array(inside)), rids[inside]
-        return facts_of(table, rids, places) if table.num_rows else None
+        with reading(self.source.files[number]):
+            if not steps <= wanted:
+                inside = np.isin(Scalars(table).integers("global_steps", -1), list(wanted))
+                table, rids = table.filter(pa.array(inside)), rids[inside]
+            return facts_of(table, rids, places) if table.num_rows else None
 
     def _table(self, number: int, group: int, columns: Sequence[str]) -> pa.Table:
         path = self.source.files[number]
