@@ -91,6 +91,34 @@ def test_what_is_ignored_is_listed_and_does_not_count(command):
 
 
 @pytest.mark.parametrize(
+    ("code", "stage", "field", "aspect"),
+    [
+        ("MSK001", "rollout", "loss_mask", "mask"),
+        ("LEN007", "rollout", "rollout_log_probs", "layout"),
+        ("QUE005", "rollout", "status", "copies"),
+        ("QUE009", "old_log_prob", "log_probs", "requires_grad"),
+        ("VER007", "weight_sync", "rollout", "copies"),
+        ("REW004", "reward", "rm_scores", "missing"),
+        ("VER001", "reward", "responses", "tags"),
+        ("TOK002", "reward", "responses", "length"),
+    ],
+)
+def test_a_fault_parts_where_it_begins(command, code, stage, field, aspect):
+    """A run with one fault against the clean one of the same configuration: where it shows first, and how."""
+    done = command("diff", GOOD, SAMPLES / "bad" / f"{code}.parquet", "--json")
+    first = json.loads(done.out)["first"]
+    assert done.code == 1
+    assert (first["global_steps"], first["stage"], first["field"], first["aspect"]) == (2, stage, field, aspect)
+
+
+def test_rows_that_went_to_another_rank_are_place(command):
+    """Which rank got which rows is listed, and counts only where it is asked to."""
+    sides = (GOOD, SAMPLES / "bad" / "BAT001.parquet")
+    assert command("diff", *sides).code == 0
+    assert command("diff", *sides, "--strict").code == 1
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--ignore", "layuot"], "error: --ignore: no aspect 'layuot', did you mean 'layout'; known: steps, missing, "),
