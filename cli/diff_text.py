@@ -45,7 +45,7 @@ def _verdict(found: Diff) -> str:
 
 
 def _amount(found: Diff) -> str:
-    one, other = found.a.facts, found.b.facts
+    one, other = found.a.compared, found.b.compared
     facts = plural(one, "fact") if one == other else f"{one:,} facts in A, {other:,} in B"
     return f"{facts}, {plural(len(found.steps), 'step')} in both"
 

@@ -132,8 +132,8 @@ class _Comparison:
         counts = () if disjoint else self.tally.counts(self.places, self.free)
         listed = [] if disjoint else sorted(one for kind in self.tally.examples.values() for one in _plain(kind))
         return Diff(
-            a=_described(a),
-            b=_described(b),
+            a=_described(a, [] if disjoint else self.common),
+            b=_described(b, [] if disjoint else self.common),
             steps=_numbers([] if disjoint else self.common),
             only_a=_numbers(self.steps_a - self.steps_b),
             only_b=_numbers(self.steps_b - self.steps_a),
@@ -184,11 +184,18 @@ def _plain(listed: Sequence[tuple[tuple[float, ...], Difference]]) -> Iterator[t
         yield order.index(one.aspect), sort, number, one
 
 
-def _described(side: Side) -> TraceSide:
+def _described(side: Side, steps: Sequence[int]) -> TraceSide:
     source = side.source
     run_id = next((run.run_id for run in source.runs), "") or str(source.run.get("run_id") or "")
-    facts = sum(side.facts.values())
-    return TraceSide(str(source.path), run_id, side.rows, facts, len(side.processes), source.state.sentence())
+    return TraceSide(
+        trace=str(source.path),
+        run_id=run_id,
+        rows=side.rows,
+        facts=sum(side.facts.values()),
+        compared=sum(side.facts[step] for step in steps),
+        processes=len(side.processes),
+        incomplete=source.state.sentence(),
+    )
 
 
 def _share_keys(a: Facts, b: Facts) -> bool | None:

@@ -105,6 +105,7 @@ class TraceSide:
         trace: where it lies.
         run_id: of its run, empty where it says none.
         rows, facts: how many it has.
+        compared: facts of the steps that were compared.
         processes: how many wrote it.
         incomplete: what is missing in it; empty where it is complete.
     """
@@ -113,6 +114,7 @@ class TraceSide:
     run_id: str
     rows: int
     facts: int
+    compared: int
     processes: int
     incomplete: str
 
