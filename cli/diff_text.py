@@ -31,6 +31,9 @@ def _headline(found: Diff) -> Iterator[str]:
     yield f"{_verdict(found)}: {_amount(found)}"
     if found.first is not None:
         yield from _parting(found.first, "first apart")
+    for side, steps in (("A", found.only_a), ("B", found.only_b)):
+        if steps:
+            yield f"in {side} only: step {_steps(steps)}{', which does not count' if 'steps' in found.allowed else ''}"
     if found.equal and not found.complete:
         yield "incomplete: what is missing could differ (exit code 3)"
 
@@ -85,9 +88,6 @@ def _rest(found: Diff) -> Iterator[str]:
         yield f"{name}  {side.trace}{run}: {size}{missing}"
     if found.unseen:
         yield f"not compared, for they are not whole: step {_steps(found.unseen)}"
-    for side_name, steps in (("A", found.only_a), ("B", found.only_b)):
-        if steps and not found.disjoint:
-            yield f"in {side_name} only: step {_steps(steps)}{_allowed('steps', found)}"
     for stage in found.stages:
         yield f"in {stage.only.upper()} only: stage {stage.stage} of step {_steps(stage.steps)}"
     yield from _settings(found)
@@ -129,10 +129,6 @@ def _by_aspect(counts: Sequence[Count]) -> dict[str, list[Count]]:
     for one in counts:
         found.setdefault(one.aspect, []).append(one)
     return found
-
-
-def _allowed(aspect: str, found: Diff) -> str:
-    return ", which does not count" if aspect in found.allowed else ""
 
 
 def _seeds(found: Diff) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -163,6 +164,17 @@ def test_an_incomplete_trace_exits_with_3_where_nothing_else_differs(command, tm
     assert command("diff", GOOD, torn, "--json").code == 3
     changed = rewritten(MASK, tmp_path / "b.parquet", **{META_STATE.decode(): json.dumps({"closed": False}).encode()})
     assert command("diff", GOOD, changed).code == 1
+
+
+def test_a_shorter_run_is_said_to_be_shorter(command, tmp_path):
+    """Steps that one side alone has are in the headline, whether they count or not."""
+    table = pq.read_table(GOOD)
+    short = tmp_path / "short.parquet"
+    pq.write_table(table.filter(pc.less(table["global_steps"], 2)), short)
+    assert command("diff", GOOD, short, "-q").out == ("different: 1,125 facts, 2 steps in both\nin A only: step 2\n")
+    done = command("diff", short, GOOD, "-q", "--ignore", "steps")
+    assert done.code == 0
+    assert done.out.endswith("\nin B only: step 2, which does not count\n")
 
 
 def test_what_a_trace_says_cannot_break_a_line(command, tmp_path):
