@@ -15,8 +15,9 @@ import lineage
 from lineage.checks.verdict import ExitCode
 from lineage.cli.check import check_command
 from lineage.cli.compact import compact_command
+from lineage.cli.diff import diff_command
 from lineage.cli.doctor import doctor_command
-from lineage.cli.exit_codes import ANSWERS, DIAGNOSES, JUDGES, PROVES, epilog
+from lineage.cli.exit_codes import ANSWERS, COMPARES, DIAGNOSES, JUDGES, PROVES, epilog
 from lineage.cli.explain import explain_command
 from lineage.cli.faults import faults_command
 from lineage.cli.info import info_command
@@ -61,6 +62,7 @@ app = typer.Typer(
 )
 app.command("run", epilog=epilog(JUDGES))(run_command)
 app.command("check", epilog=epilog(JUDGES))(check_command)
+app.command("diff", epilog=epilog(COMPARES))(diff_command)
 app.command("sql", epilog=epilog(ANSWERS))(sql_command)
 app.command("show", epilog=epilog(ANSWERS))(show_command)
 app.command("info", epilog=epilog(ANSWERS))(info_command)

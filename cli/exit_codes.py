@@ -14,6 +14,14 @@ JUDGES: Mapping[ExitCode, str] = {
     ExitCode.INCOMPLETE: "incomplete: the run was killed, or rows were dropped; the complete steps are judged",
     ExitCode.INTERRUPTED: "interrupted",
 }
+#: of ``lineage diff``
+COMPARES: Mapping[ExitCode, str] = {
+    ExitCode.PASS: "equal, in all that counts",
+    ExitCode.VIOLATIONS: "different",
+    ExitCode.UNUSABLE: JUDGES[ExitCode.UNUSABLE],
+    ExitCode.INCOMPLETE: "no difference, but a trace is incomplete: what is missing could differ",
+    ExitCode.INTERRUPTED: "interrupted",
+}
 #: of a command that answers or writes
 ANSWERS: Mapping[ExitCode, str] = {
     ExitCode.PASS: "done",

@@ -1,8 +1,8 @@
 """traces: opens a recorded trace and answers questions about it.
 
 What enters: a Parquet file, a folder of parts, a run folder or a glob. What leaves: DuckDB views (``rows``, ``facts``,
-``trajectories``, ``groups``, ``steps``), the trace's own account of itself, the life of one trajectory. Imports
-lineage's schema and fingerprint, never torch; checks and cli may import it.
+``trajectories``, ``groups``, ``steps``), the trace's own account of itself, the life of one trajectory, a comparison
+with another trace (``diff``). Imports lineage's schema and fingerprint, never torch; checks and cli may import it.
 """
 
 from __future__ import annotations
