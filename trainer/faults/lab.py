@@ -131,8 +131,8 @@ def _record_on_ray(config: Any, folder: Path, facts: dict[str, Any], fault: Faul
 
     if fault is not None:
         OmegaConf.update(config, "ray_kwargs.ray_init.runtime_env", runtime_env(fault.name), force_add=True)
-    expected = ProcessDiedError if fault is not None and fault.code == INCOMPLETE else ()
-    with suppress(expected):
+    dies = fault is not None and fault.code == INCOMPLETE
+    with suppress(ProcessDiedError) if dies else nullcontext():
         for _ in train(config, RunTrace(folder, True, resolved(config), facts)):
             pass
 

@@ -16,7 +16,6 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
 SMALL = (
-    "mode=ray",
     "data.train_batch_size=4",
     "actor_rollout_ref.actor.ppo_mini_batch_size=2",
     "actor_rollout_ref.rollout.n=2",
@@ -30,9 +29,9 @@ def lineage(folder: Path, *words: str, **options: object) -> subprocess.Complete
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=400, check=False, **options)
 
 
-def run(folder: Path, *overrides: str) -> dict[str, object]:
+def run(folder: Path, *overrides: str, mode: str = "ray") -> dict[str, object]:
     """A run that ends in order and checks clean: its summary."""
-    done = lineage(folder, "run", "--json", *SMALL, *overrides)
+    done = lineage(folder, "run", "--json", *SMALL, f"mode={mode}", *overrides)
     assert done.returncode == 0, done.stderr[-2000:]
     summary: dict[str, object] = json.loads(done.stdout)
     return summary
@@ -42,9 +41,7 @@ def test_a_run_goes_on_with_other_numbers_of_ranks(tmp_path: Path) -> None:
     """Two ranks save, four go on, then one; each of them checks clean, and every process tells its part."""
     saved = (f"trainer.default_local_dir={tmp_path / 'saved'}", "trainer.save_freq=1", "trainer.resume_mode=auto")
     first = run(tmp_path, *saved, "trainer.n_ranks=2", "trainer.total_training_steps=1")
-    rows = pq.read_table(
-        str(first["trace"]) if Path(str(first["trace"])).is_absolute() else tmp_path / str(first["trace"])
-    )
+    rows = pq.read_table(tmp_path / str(first["trace"]))
     processes = set(rows["process"].to_pylist())
     assert processes == {"driver", "actor:0", "actor:1", "rollout:0", "agent_loop:0", "reward:0"}
     for ranks, steps in ((4, 2), (1, 3)):
@@ -53,9 +50,18 @@ def test_a_run_goes_on_with_other_numbers_of_ranks(tmp_path: Path) -> None:
         assert (tmp_path / "saved" / f"global_step_{steps}").is_dir()
 
 
+def test_one_rank_holds_what_the_embedded_run_holds(tmp_path: Path) -> None:
+    """The same facts, bit for bit, by other processes and in other rows."""
+    same = ("trainer.total_training_steps=2", "rollout.max_num_seqs=1")
+    embedded, ray = (str(run(tmp_path, *same, mode=mode)["trace"]) for mode in ("embedded", "ray"))
+    done = lineage(tmp_path, "diff", embedded, ray, "--ignore", "process,rank,layout")
+    assert done.returncode == 0, done.stdout
+    assert "process" in done.stdout
+
+
 def test_a_rank_that_is_killed_is_one_error_and_a_trace_that_names_what_it_lacks(tmp_path: Path) -> None:
     """Exit code 2 and one line that names the process; the whole steps are kept, the torn one says what it lacks."""
-    command = [sys.executable, "-m", "lineage.cli", "run", *SMALL, "trainer.n_ranks=2"]
+    command = [sys.executable, "-m", "lineage.cli", "run", "mode=ray", *SMALL, "trainer.n_ranks=2"]
     command += ["trainer.total_training_steps=200", "trainer.logger=[jsonl]"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as training:
         until = time.monotonic() + 300
@@ -78,7 +84,7 @@ def test_a_rank_that_is_killed_is_one_error_and_a_trace_that_names_what_it_lacks
 
 def test_ctrl_c_ends_every_process_and_keeps_the_steps(tmp_path: Path) -> None:
     """Exit code 130; nothing is left running, and the trace holds the steps that were whole."""
-    command = [sys.executable, "-m", "lineage.cli", "run", *SMALL, "trainer.total_training_steps=200"]
+    command = [sys.executable, "-m", "lineage.cli", "run", "mode=ray", *SMALL, "trainer.total_training_steps=200"]
     with subprocess.Popen(
         [*command, "trainer.logger=[jsonl]"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
     ) as training:
@@ -98,10 +104,11 @@ def test_ctrl_c_ends_every_process_and_keeps_the_steps(tmp_path: Path) -> None:
 
 def test_a_mistake_is_one_line(tmp_path: Path) -> None:
     """What a process finds wrong with the configuration is said as in embedded mode, and leaves no run."""
-    (tmp_path / "reward.py").write_text("def compute_score(*arguments):\n    raise KeyError('answer')\n")
-    done = lineage(tmp_path, "run", *SMALL, "reward.custom_reward_function.path=nowhere.py")
+    done = lineage(tmp_path, "run", "mode=ray", *SMALL, "reward.custom_reward_function.path=nowhere.py")
     assert done.returncode == 2
-    assert [line for line in done.stderr.splitlines() if line.startswith("error: ")][0].count("nowhere.py")
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert "nowhere.py" in errors[0]
     assert "Traceback" not in done.stderr
 
 
