@@ -1,6 +1,7 @@
 """What tracing costs a training step of the reference trainer, and what a trace weighs.
 
     python benchmarks/overhead.py [--rounds 10] [--skip-size]
+    python benchmarks/overhead.py mode=ray [trainer.n_ranks=2] [--rounds 10]
 
 Trainers of one process, one not traced, one traced, and two whose steps are also checked as they are sealed
 (``trainer.lineage.on_violation=warn`` and ``raise``), take turns of a few steps, so that the machine's mood falls on
@@ -170,7 +171,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10, help="turns of each trainer")
     parser.add_argument("--skip-size", action="store_true", help="leave out the size by column")
+    parser.add_argument("overrides", nargs="*", help="with mode=ray among them: on processes (see on_ray.py)")
     arguments = parser.parse_args()
+    if arguments.overrides:
+        if "mode=ray" not in arguments.overrides:
+            parser.error("overrides are for mode=ray; without it the sizes are given")
+        from on_ray import on_ray
+
+        on_ray(arguments.overrides, arguments.rounds)
+        return
     with tempfile.TemporaryDirectory() as folder:
         for number, (prompts, tokens) in enumerate(((8, 32), (16, 64))):
             for sidecar in (True, False):
