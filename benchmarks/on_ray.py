@@ -51,8 +51,8 @@ def on_ray(overrides: Sequence[str], pairs: int) -> None:
     trajectories = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
     ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
     print(
-        f"{trajectories:>3} trajectories x {config.data.max_response_length} tokens on {ranks} ranks, a recorder in each "
-        f"process: ratio {ratio:.3f} (medians {statistics.median(traced) * 1e3:.0f} / "
+        f"{trajectories:>3} trajectories x {config.data.max_response_length} tokens on {ranks} ranks, "
+        f"a recorder in each process: ratio {ratio:.3f} (medians {statistics.median(traced) * 1e3:.0f} / "
         f"{statistics.median(plain) * 1e3:.0f} ms a step, {len(plain)} pairs); {own.num_rows / traced_steps:.0f} rows, "
         f"{sum(own['n'].to_pylist()) / traced_steps:.0f} facts a step",
         flush=True,
