@@ -92,7 +92,7 @@ def ranks_report_the_rollout() -> Seams:
     return {"lineage.trainer.ray.rank.fsdp_topology": report}
 
 
-@fault("REW003", "reward", *RAY)
+@fault("REW002", "rollout", *RAY)
 def rewards_return_in_another_order() -> Seams:
     """Answers of the reward workers are taken in the order they come in, which is not that of the questions."""
     waiting: list[tuple[Any, asyncio.Future[Any]]] = []
@@ -110,7 +110,7 @@ def rewards_return_in_another_order() -> Seams:
     return {"lineage.trainer.ray.reward.RemoteScorer.compute_score": ask}
 
 
-@fault("QUE004", "old_log_prob", *RAY)
+@fault("KEY005", "old_log_prob", *RAY)
 def a_row_lacks_a_field() -> Seams:
     """A rank leaves the entropy of its last row out, so the queue has it of no row, and the reader takes zeros."""
 

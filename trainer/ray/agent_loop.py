@@ -54,6 +54,9 @@ class AgentLoopProcess(RunProcess):
 
     async def run(self, scope: Scope | None, batch: DataProto) -> None:
         """All sessions of a batch of prompts (see ``AgentLoopWorker.run``)."""
+        uids = [str(uid) for uid in batch.non_tensor_batch["uid"]]
+        tag = {"is_prompt": True, "global_steps": batch.meta_info["global_steps"]}
+        self.know(uids, [tag] * len(uids))
         with hooks.inside(scope):
             await self.worker.run(batch)
 

@@ -39,7 +39,6 @@ class RankProcess(RunProcess):
         super().__init__(trace, f"actor:{rank}", rank=rank, coord={"dp": rank})
         self.rank, self.world = rank, world
         self.config = config
-        self._noted: set[str] = set()
 
     def address(self) -> str:
         """Where the ranks may meet: this host, and a port that is free."""
@@ -115,14 +114,6 @@ class RankProcess(RunProcess):
             there = {name: tensor.cpu() for name, tensor in sent.items()}
             answers({"rollout:0": replica.update_weights.remote(there, global_steps)}, "update_weights")
 
-    def seal(self) -> list[Line]:
-        """The step has ended: its rows go to disk, and what was known of its keys goes."""
-        recorder = hooks.recorder()
-        if not isinstance(recorder, hooks.NullRecorder):
-            recorder.forget(sorted(self._noted))
-        self._noted.clear()
-        return super().seal()
-
     def close(self, error: str | None = None) -> list[Line]:
         """The run has ended: close what this rank recorded, and leave the others."""
         said = super().close(error)
@@ -132,11 +123,8 @@ class RankProcess(RunProcess):
     @contextmanager
     def _working(self, scope: Scope | None, batch: KVBatchMeta) -> Iterator[None]:
         """In the driver's stage, with what is known of the batch's keys: every row carries their tags and slots."""
-        recorder = hooks.recorder()
-        if not isinstance(recorder, hooks.NullRecorder):
+        if hooks.recorder().tracing:
             slots = self.worker.queue.global_indexes(batch.keys, batch.partition_id)
-            recorder.elements.note(batch.keys, batch.tags)
-            recorder.elements.note_slots(batch.keys, slots)
-            self._noted.update(batch.keys)
+            self.know(batch.keys, batch.tags, slots)
         with hooks.inside(scope):
             yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,7 @@ class RunProcess:
     ) -> None:
         quiet_libraries()
         self._said = Said()
+        self._known: set[str] = set()
         self.recorder = trace.open(name, rank, coord)
         self.recorder.step(0)
 
@@ -72,8 +73,17 @@ class RunProcess:
         """A step begins."""
         self.recorder.step(global_steps)
 
+    def know(self, keys: Sequence[str], tags: Sequence[Mapping[str, Any]], slots: Sequence[int] | None = None) -> None:
+        """Take what other processes have put on keys, until the step has ended."""
+        note_tags(keys, tags, slots)
+        self._known.update(keys)
+
     def seal(self) -> list[Line]:
         """The step has ended: its rows go to disk. Returns what the process has had to say."""
+        recorder = hooks.recorder()
+        if not isinstance(recorder, hooks.NullRecorder):
+            recorder.forget(sorted(self._known))
+        self._known.clear()
         self.recorder.seal()
         return self._said.taken()
 
@@ -109,6 +119,16 @@ class Said(logging.Handler):
         """What was kept since the last time."""
         lines, self._lines = self._lines, []
         return lines
+
+
+def note_tags(keys: Sequence[str], tags: Sequence[Mapping[str, Any]], slots: Sequence[int] | None = None) -> None:
+    """Tell the recorder of this process what another one has put on keys, and where: rows about them carry it."""
+    recorder = hooks.recorder()
+    if isinstance(recorder, hooks.NullRecorder):
+        return
+    recorder.elements.note(keys, tags)
+    if slots is not None:
+        recorder.elements.note_slots(keys, slots)
 
 
 def reason(error: BaseException | None) -> str | None:

@@ -8,7 +8,8 @@ from lineage import hooks
 from lineage.hooks import traced
 from lineage.trainer.agent_loop import AgentLoopManager
 from lineage.trainer.grpo import PPOTrainerSync, Tracking
-from lineage.trainer.ray.recording import RunTrace
+from lineage.trainer.protocol import KVBatchMeta
+from lineage.trainer.ray.recording import RunTrace, note_tags
 from lineage.trainer.ray.setup import Cluster
 from lineage.trainer.setup import Parts
 
@@ -42,6 +43,11 @@ class RayPPOTrainer(PPOTrainerSync):
     def _seal(self) -> None:
         self.cluster.seal()
         super()._seal()
+
+    async def _sample(self) -> KVBatchMeta:
+        batch = await super()._sample()
+        note_tags(batch.keys, batch.tags)  # the agent loops put them
+        return batch
 
     def close(self, why: BaseException | None) -> None:
         """End every process's recording, this one's last: it seals the run. Then the queue goes.
