@@ -73,7 +73,6 @@ class Desk:
 
     def __init__(self, con: DuckDBPyConnection, shared: Shared) -> None:
         self.con, self.shared = con, shared
-        self._views: dict[str, str] = {}  # its own, which nobody has asked for yet
 
     def furnish(self, statements: Sequence[str]) -> None:
         """Make what does not depend on the rows, ``suspect_elements`` and ``no_elements`` among it."""
@@ -81,11 +80,10 @@ class Desk:
             self.con.execute(statement)
         self.show_elements(suspected=False)
 
-    def show(self, tables: Mapping[str, pa.Table], views: Mapping[str, str]) -> None:
-        """Let these tables be asked, and these views be made when they are."""
+    def show(self, tables: Mapping[str, pa.Table]) -> None:
+        """Let these tables be asked."""
         for name, table in tables.items():
             self.con.register(name, table)
-        self._views = dict(views)
 
     def accuse(self, sql: str, severity: str = "error") -> pa.Table:
         """Run an invariant: its last statement names violations, those before it may fill ``suspects``.
@@ -128,9 +126,6 @@ class Desk:
     def need(self, names: Sequence[str], before: int | None = None) -> None:
         """Make those of ``names`` that are tables: few codes need them all."""
         self.shared.make(names, self, before)
-        for name in names if self._views else ():
-            if name in self._views:
-                self.run(self._views.pop(name))
 
     def number(self, query: str) -> int:
         """A single number."""

@@ -25,14 +25,12 @@ from lineage.checks.desk import Desk, Shared, statements, words
 from lineage.checks.digest import SCALARS, Chosen, Digest, digest, opened, run_number
 from lineage.checks.profiles import Profile
 from lineage.checks.slices import Index, index, light
-from lineage.checks.slices import facts_of as facts_of_groups
 from lineage.traces.trace import Trace, facts_of
 
 _TABLES = Path(__file__).parent / "tables"
 # A table is made of such as stand before it.
 _ORDER = ("events", "content", "turns", "groups", "metrics", "scores")
 _TABLE = "create or replace table"  # of all desks: a temporary one would be of its connection
-_FEW_FACTS = 300_000
 _RUNS = pa.schema([("run_id", pa.string()), ("run", pa.int64())])
 # What every estimator of a KL, summed over n tokens, lies between, of log-probs at most m apart and d apart in all.
 _KL_BOUNDS = (
@@ -81,8 +79,6 @@ class Workbench(Desk):
         self._places = places
         self.sources = opened(trace.batches or trace.source.files)
         self.fields: frozenset[str] = frozenset()
-        # Of few elements a table is planned faster; of many it costs more memory than it saves time.
-        self._tabled = bool(trace.batches) or facts_of_groups(self.sources) <= _FEW_FACTS
         self._placed = False
         unseen = [{"run_id": run_id, "step": step} for run_id, step in trace.source.unseen]
         self._unseen = pa.Table.from_pylist(unseen, _UNSEEN)
@@ -131,7 +127,7 @@ class Workbench(Desk):
             "unseen": self._unseen,
         }
         self.shared.plan({})
-        self.show(self._rows, {})
+        self.show(self._rows)
 
     def _fill(self) -> None:
         """Lay the rows out; a trace whose rows are replaced gets other ones."""
@@ -144,18 +140,17 @@ class Workbench(Desk):
             "keyed": found.keyed,
             **{f"digest_{name}": cells for name, cells in found.cells.items()},
         }
-        made = "create or replace table" if self._tabled else "create or replace temp view"
-        kept = {cells: f"{made} {cells} as {_placed(cells)}" for cells in CELLS}
         for desk in self.desks:
-            desk.show(shown, {} if self._tabled else kept)
-        places, events, *rest = _statements()
+            desk.show(shown)
+        places, drop_word, word, events, *rest = _statements()
         if self.trace in _VIEWED:
-            for name in (*(CELLS if self._tabled else ()), *_named_tables()):
+            for name in (*CELLS, *_named_tables()):
                 self.con.execute(f"drop table if exists {name}")
-        for statement in (*(() if self._placed else (places,)), events):
+        for statement in (*(() if self._placed else (places,)), drop_word, word, events):
             self.run(statement)
         _VIEWED.add(self.trace)
-        self.shared.plan((kept if self._tabled else {}) | dict(zip(_named_tables(), rest, strict=True)))
+        kept = {cells: f"{_TABLE} {cells} as {_placed(cells)}" for cells in CELLS}
+        self.shared.plan(kept | dict(zip(_named_tables(), rest, strict=True)))
 
     def make_all(self) -> None:
         """Make every table now: for who asks the connection itself."""
@@ -176,7 +171,7 @@ class Workbench(Desk):
             _FURNISHED.add(self.trace)
         while len(self.desks) < self._places:
             desk = Desk(self.con.cursor(), self.shared)
-            desk.show(self._rows, {})
+            desk.show(self._rows)
             desk.furnish(furniture)
             self.desks += (desk,)
 
@@ -199,7 +194,7 @@ def _statements() -> tuple[str, ...]:
 @cache
 def _named_tables() -> tuple[str, ...]:
     """Names of the tables that are made when they are first asked for, in their order."""
-    return tuple(words(statement.removeprefix(_TABLE))[0] for statement in _statements()[2:])
+    return tuple(words(statement.removeprefix(_TABLE))[0] for statement in _statements()[4:])
 
 
 def _placed(cells: str) -> str:

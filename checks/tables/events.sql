@@ -8,8 +8,22 @@ select rid,
 from digest_events, (select count(distinct process) <= 1 as one from digest_events)
 where (coalesce(run_id, ''), global_steps) not in (select (run_id, step) from unseen);
 
+-- What rows are asked by, again and again, is a number each; in order, so that words sort as their text does.
+drop type if exists word;
+
+create type word as enum (
+    select word
+    from (select distinct unnest([stage, op, entity, field, against, partition]) as word from digest_events)
+    where word is not null
+    order by word
+);
+
 create or replace table events as
-select e.*, p.step_id, p.scope, p.ord,
+select e.* replace (
+        cast(stage as word) as stage, cast(op as word) as op, cast(entity as word) as entity,
+        cast(field as word) as field, cast(against as word) as against, cast(partition as word) as partition
+    ),
+    p.step_id, p.scope, p.ord,
     -- of the ranks that hold the same rows the first one
     coalesce(coord.sp, 0) = 0 and coalesce(coord.tp, 0) = 0 and coalesce(coord.pp, 0) = 0 and coalesce(coord.cp, 0) = 0
         as leads
