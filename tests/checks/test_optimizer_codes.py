@@ -51,8 +51,8 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stepped(lr: float = 1e-3, skipped: bool = False, **attrs: Any) -> Say:
-    """One optimiser step."""
-    said = {name: str(value) for name, value in attrs.items()}
+    """One optimiser step; ``rates`` where its groups differ in the learning rate."""
+    said = {"lr" if name == "rates" else name: str(value) for name, value in attrs.items()}
     return lambda stage: stage.optim_step(Optim(lr, 0.5, 1.0, skipped), update_index=0, mini_batch=0, attrs=said)
 
 
@@ -90,6 +90,22 @@ def test_a_learning_rate_is_held_against_a_schedule_that_is_known(
     """The rate of every step, from the first."""
     steps = {step: stepped(rate) for step, rate in enumerate(rates, start=1)}
     assert judged("LOS003", steps, settings, profile) == [(step, "error") for step in wrong]
+
+
+def test_every_group_steps_as_configured(judged: Callable[..., Told]) -> None:
+    """One value is that of all groups; where one of several is another, that group is wrong, whichever it is."""
+    asked = LR | {f"{ACTOR}.optim.weight_decay": 0.1, f"{ACTOR}.optim.betas": [0.9, 0.99], f"{ACTOR}.optim.eps": 1e-8}
+    steps = {
+        1: stepped(1.0, weight_decay=0.1, betas="0.9,0.99", eps=1e-08, maximize="false", amsgrad="false"),
+        2: stepped(1.0, betas="0.9,0.99;0.9,0.99"),
+        3: stepped(1.0, rates="1.0;1.0;10.0"),
+        4: stepped(1.0, weight_decay="0.1;0.0"),
+        5: stepped(1.0, betas="0.9,0.999;0.9,0.99"),
+        6: stepped(1.0, amsgrad="true"),
+        7: stepped(1.0, maximize="false;true"),
+        8: stepped(1.0),  # another trainer says nothing of it
+    }
+    assert judged("LOS003", steps, asked) == [(step, "error") for step in (3, 4, 5, 6, 7)]
 
 
 def loaded(step: int, taken: int) -> Say:
