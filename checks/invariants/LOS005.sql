@@ -9,7 +9,7 @@
 -- source: verl's agg_loss and compute_policy_loss_vanilla; a sequence mean divided by its length twice seen in ROLL
 -- causes: The aggregation is not that of its name, the advantage met another row's ratio, the clip was put on the other side, weights were applied twice, a metric averages what it should add, or the entropy is of another temperature or in another unit.
 -- reports: alibaba/ROLL@d8d7e78f, verl-project/verl#3699
--- faults: advantage_of_the_row_beside, clip_of_the_code, clip_on_the_wrong_side, divided_by_the_length_twice, importance_weights_twice, importance_weights_upside_down, kl_of_the_reference_to_the_policy, kl_to_the_old_policy, logged_loss_of_the_last_micro_batch, metrics_of_the_first_part, metrics_of_the_last_update, numerator_over_the_padding, policy_loss_with_the_wrong_sign
+-- faults: advantage_of_the_row_beside, clip_of_the_code, clip_on_the_wrong_side, divided_by_the_length_twice, entropy_bonus_in_bits, entropy_bonus_without_temperature, importance_weights_twice, importance_weights_upside_down, kl_of_the_reference_to_the_policy, kl_to_the_old_policy, logged_loss_of_the_last_micro_batch, metrics_of_the_first_part, metrics_of_the_last_update, numerator_over_the_padding, policy_loss_with_the_wrong_sign
 create or replace temp table row_losses as
 select c.rid, c.id, c.field, c.sum_in, c.min_in, c.max_in, c.mask_sum, e.run_id, e.process, e.global_steps, e.step_id,
     e.update_index, e.micro_batch, e.coord.dp as dp

@@ -237,3 +237,35 @@ def test_a_tensor_may_rest_that_has_no_gradient(judged: Callable[..., Told]) -> 
 
     steps = {0: begin} | {step: update(step, *case) for step, case in enumerate(cases, start=1)}
     assert judged("VER006", steps) == [(2, "error"), (4, "error"), (7, "error"), (9, "warning")]
+
+
+RANK = "actor_rollout_ref.model.lora_rank"
+
+
+@pytest.mark.parametrize(
+    ("settings", "profile", "told"),
+    [
+        ({RANK: 0}, "lineage", [(0, "error")]),
+        ({RANK: 8}, "lineage", []),
+        ({}, "lineage", []),  # nobody says that every weight trains
+        ({RANK: 0}, "verl", []),  # it has settings of its own for what is frozen
+    ],
+)
+def test_a_parameter_is_frozen_where_somebody_asked_for_it(
+    judged: Callable[..., Told], settings: Mapping[str, Any], profile: str, told: Told
+) -> None:
+    """A table of positions may be frozen by the code of the model, and a buffer neither trains nor is frozen."""
+    weights = {
+        name: np.ones(4, np.float32) for name in ("embed.weight", "embed_positions.weight", "mlp.weight", "freq")
+    }
+    status = {"status": ["frozen", "frozen", "trainable", None]}
+
+    def begin(stage: Stage) -> None:
+        stage.params("produce", weights, weights=Weights(0, "actor"), columns=status)
+
+    def update(stage: Stage) -> None:
+        stepped()(stage)
+        moved = {**weights, "mlp.weight": np.full(4, 2, np.float32)}
+        stage.params("sync", moved, weights=Weights(1, "actor"))
+
+    assert judged("VER006", {0: begin, 1: update}, settings, profile) == told

@@ -337,6 +337,18 @@ def one_norm_is_written_back() -> Seams:
     return {STEP: finish}
 
 
+@fault("VER006", "init", step=0)
+def embeddings_are_frozen_from_the_start() -> Seams:
+    """The embeddings were frozen for an experiment, in the code that loads the model, and stay frozen in every run."""
+
+    def load(original: Any, *args: Any) -> nn.Module:
+        module: Any = original(*args)
+        module.get_input_embeddings().requires_grad_(False)
+        return module  # type: ignore[no-any-return]
+
+    return {"lineage.trainer.setup.load_module": load}
+
+
 def _scale(parameters: Iterable[Tensor], factor: float) -> None:
     for parameter in parameters:
         if parameter.grad is not None:
