@@ -186,6 +186,39 @@ def test_the_ledger_has_the_configured_terms(judged: Callable[..., Told], profil
     assert judged("LOS004", steps, BONUS, profile) == told
 
 
+def bonus(taken: float, *, tokens: int = 4, index: int = 0) -> Say:
+    """An entropy of 2 nats a token, measured over 4 tokens, and what an update takes of so many of them."""
+    keys = ["a_0_0"]
+
+    def say(stage: Stage) -> None:
+        with hooks.recorder().stage("old_log_prob") as old:
+            old.produce({"entropy": [np.full(4, 2.0)]}, keys=keys, mask=[np.ones(4, int)], span="response")
+        for update in range(index + 1):
+            stage.split(keys, mini_batch=0, update_index=update, attrs={"first_update": "0"})
+        place = {"mini_batch": 0, "micro_batch": 0, "update_index": index}
+        mask = np.arange(4) < tokens
+        stage.forward({"entropy_loss": [np.full(4, taken)]}, keys=keys, mask=[mask], span="response", **place)
+        stage.loss(LossTerm("entropy_loss", "token-mean", taken * tokens, 4.0, -0.01, 1, tokens), **place)
+
+    return say
+
+
+@pytest.mark.parametrize(
+    ("settings", "wrong"),
+    [
+        ({f"{ACTOR}.fsdp_config.model_dtype": "fp32"}, [2, 3]),
+        ({f"{ACTOR}.fsdp_config.model_dtype": "bf16"}, [3]),
+        ({"algorithm.rollout_correction.bypass_mode": True}, []),  # nobody has measured the policy
+    ],
+)
+def test_the_entropy_is_what_was_measured_until_the_policy_moves(
+    judged: Callable[..., Told], settings: Mapping[str, Any], wrong: list[int]
+) -> None:
+    """Within what the dtype can tell apart; not of tokens that were rejected since, nor after an update."""
+    steps = {1: bonus(2.0), 2: bonus(2.1), 3: bonus(2.9), 4: bonus(2.9, index=1), 5: bonus(2.9, tokens=3)}
+    assert judged("LOS005", steps, settings) == [(step, "error") for step in wrong]
+
+
 @pytest.mark.parametrize(("profile", "severity"), [("lineage", "error"), ("verl", "warning")])
 def test_a_trace_may_have_no_whole_ledger(judged: Callable[..., Told], profile: str, severity: str) -> None:
     """A term that nobody ever recorded may be in the loss all the same."""
