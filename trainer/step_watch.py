@@ -18,7 +18,7 @@ from lineage import hooks
 from lineage.trainer.engine.sharded import local, replicas
 
 #: settings of a parameter group that the trace holds against the configuration
-SETTINGS = ("weight_decay", "betas", "eps", "maximize")
+SETTINGS = ("weight_decay", "betas", "eps", "maximize", "amsgrad")
 # Of so many steps one is looked at tensor by tensor, from the first on: it takes a pass over the gradients.
 _LOOK_EVERY = 64
 # A gradient so many times AdamW's eps moves a weight by about the learning rate.
@@ -47,7 +47,7 @@ class StepWatch:
         # of equal ones the last: of an adapter the first has no gradient before the second has moved
         self.position = min(reversed(range(len(self._trained))), key=lambda at: self._trained[at].numel())
         self._watched = self._trained[self.position]
-        self._lr: float | None = None
+        self._rates: list[float] | None = None
         self._given: float | Tensor | None = None
         self._without: list[str] = []
         self._norms: list[Tensor] | None = None
@@ -56,7 +56,7 @@ class StepWatch:
 
     def begin(self) -> None:
         """A mini-batch begins: what is known is of the one before."""
-        self._lr = self._given = self._norms = None
+        self._rates = self._given = self._norms = None
         self._without = []
 
     def gradient(self) -> float | Tensor | None:
@@ -69,8 +69,8 @@ class StepWatch:
 
     @property
     def lr(self) -> float:
-        """The learning rate: what the step was taken with, or would have been."""
-        return float(self.optimizer.param_groups[0]["lr"]) if self._lr is None else self._lr
+        """The learning rate of the first group: what the step was taken with, or would have been."""
+        return (self._rates or self._rates_now())[0]
 
     def norms(self) -> list[float] | None:
         """Of each gradient the norm of what is held here, once the host has waited; None where nobody looked."""
@@ -82,13 +82,16 @@ class StepWatch:
         Args:
             norms: what :meth:`norms` gives, of every process.
 
-        ``optimizer_steps`` is the optimiser's own count. Where a step was taken, ``gradient`` is the watched number as
-        it was given it, ``none`` where there was none; ``without_gradient`` names the tensors that had none at all,
-        and ``weak_gradient``, where somebody looked, those whose own was next to nothing.
+        A setting in which the optimiser's groups differ has a value for each, ``;`` between them; ``lr`` is said where
+        they differ in it. ``optimizer_steps`` is the optimiser's own count. Where a step was taken, ``gradient`` is the
+        watched number as it was given it, ``none`` where there was none; ``without_gradient`` names the tensors that
+        had none at all, and ``weak_gradient``, where somebody looked, those whose own was next to nothing.
         """
         said = dict(self._said_settings())
+        if len(set(rates := self._rates or self._rates_now())) > 1:
+            said["lr"] = _of_groups(rates)
         said["optimizer_steps"] = str(self._taken())
-        if self._lr is not None:
+        if self._rates is not None:
             said["gradient"] = "none" if self._given is None else repr(float(self._given))
             said["without_gradient"] = ",".join(self._without)
         looked = [process for process in norms if process is not None]
@@ -99,12 +102,15 @@ class StepWatch:
     def _stepping(self, optimizer: Optimizer, args: Any, options: Any) -> None:
         if not hooks.recorder().tracing:
             return
-        self._given, self._lr = self.gradient(), float(optimizer.param_groups[0]["lr"])
+        self._given, self._rates = self.gradient(), self._rates_now()
         pairs = zip(self._names, self._trained, strict=True)
         self._without = [name for name, parameter in pairs if parameter.grad is None]
         if self._taken() % _LOOK_EVERY == 0:
             grads = (parameter.grad for parameter in self._trained)
             self._norms = [_norm(grad) for grad in grads if grad is not None]
+
+    def _rates_now(self) -> list[float]:
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def _taken(self) -> int:
         """Steps by the optimiser's own count, which a checkpoint keeps."""
@@ -120,10 +126,9 @@ class StepWatch:
         ]
 
     def _said_settings(self) -> dict[str, str]:
-        group = self.optimizer.param_groups[0]
-        values = [group.get(name) for name in SETTINGS]
+        values = [[group.get(name) for group in self.optimizer.param_groups] for name in SETTINGS]
         if values != self._settings[0]:
-            said = {name: _text(value) for name, value in zip(SETTINGS, values, strict=True) if value is not None}
+            said = {name: _of_groups(of) for name, of in zip(SETTINGS, values, strict=True) if of[0] is not None}
             self._settings = (values, said)
         return self._settings[1]
 
@@ -132,6 +137,12 @@ def _norm(grad: Tensor) -> Tensor:
     """Of what is held here: its square, added up over all processes, is that of the whole gradient."""
     norm, copies = torch.linalg.vector_norm(local(grad)).float(), replicas(grad)
     return norm if copies == 1 else norm / copies**0.5
+
+
+def _of_groups(values: list[Any]) -> str:
+    """One value where the groups are alike, else all of them in order, ``;`` between them."""
+    alike = all(value == values[0] for value in values)
+    return _text(values[0]) if alike else ";".join(map(_text, values))
 
 
 def _text(value: Any) -> str:

@@ -1,14 +1,14 @@
 -- code: LOS003
 -- name: the update begins where it was measured, and steps as configured
 -- severity: error
--- says: In normal mode the log-probs of a batch's first update are the old ones within the band; loss and gradient norm are finite; every mini-batch reports its optimiser step, and one that was skipped is reported as skipped. A step is taken with the learning rate of the configured schedule at its place, which moves once a batch and goes on after a resume, with the configured decay, betas and eps; from the gradient as the backward passes left it, clipped; and once, by an optimiser whose own count of steps goes on.
+-- says: In normal mode the log-probs of a batch's first update are the old ones within the band; loss and gradient norm are finite; every mini-batch reports its optimiser step, and one that was skipped is reported as skipped. A step is taken with the learning rate of the configured schedule at its place, which moves once a batch and goes on after a resume, with the configured decay, betas and eps, in each group of the optimiser's parameters; from the gradient as the backward passes left it, clipped; and once, by an optimiser whose own count of steps goes on.
 -- needs: optim, seq
 -- fields: grad_norm
 -- examines: select count(*) from events where op = 'optim_step'
 -- subsumed_by: LOS002, LGP001, LGP002, LGP003, LGP004, LGP005, LGP008, LGP009, LEN004, QUE003, VER004, LOS001, KEY003, VAL001
 -- source: PPO (arXiv:1707.06347): the first ratio is 1; verl skips a step whose gradient is not finite
--- causes: The update scores under other conditions than the old log-probs were made under (dropout, temperature, positions, autocast), or a bad gradient was stepped on, or dropped without a word; the schedule moves with every mini-batch or began again, the optimiser's state was lost, it steps twice, or the clip reaches nothing.
--- faults: clip_reaches_nothing, decay_of_the_default, gradient_divided_by_micro_batches, gradient_is_climbed, learning_rate_times_ten, optimizer_begins_again_at_a_step, optimizer_state_is_lost, optimizer_steps_twice, schedule_moves_with_every_mini_batch, skipped_steps_are_not_counted, skipped_without_a_word, update_under_autocast, warm_up_begins_again
+-- causes: The update scores under other conditions than the old log-probs were made under (dropout, temperature, positions, autocast), or a bad gradient was stepped on, or dropped without a word; the schedule moves with every mini-batch or began again, the optimiser's state was lost, it steps twice, some parameters are in a group with settings of its own, or the clip reaches nothing.
+-- faults: clip_reaches_nothing, decay_of_the_default, gradient_divided_by_micro_batches, gradient_is_climbed, learning_rate_times_ten, optimizer_begins_again_at_a_step, optimizer_state_is_lost, optimizer_steps_twice, schedule_moves_with_every_mini_batch, second_group_does_not_decay, second_group_has_its_own_rate, skipped_steps_are_not_counted, skipped_without_a_word, update_under_autocast, warm_up_begins_again
 create or replace temp table first_pairs as
 select e.rid, band(e.run_id) as band, sum(p.absdiff_sum) as off, sum(p.n_in) as tokens
 from events as e
@@ -66,7 +66,7 @@ select *, case when warmup > said('schedule.ratio_from') then warmup * batches w
 from counted
 where known;
 with rates as (
-    select s.rid, s.lr, o.peak, o.kind, o.place, o.total,
+    select s.rid, s.lr, s.which, s.groups, o.peak, o.kind, o.place, o.total,
         o.peak * case
             when o.warm is null then null
             when o.place < o.warm then o.place / greatest(o.warm, 1)
@@ -75,7 +75,11 @@ with rates as (
                 then o.least + (1 - o.least) * 0.5
                     * (1 + cos(2 * pi() * o.cycles * (o.place - o.warm) / greatest(o.total - o.warm, 1)))
         end as whole
-    from optimizer_steps as s
+    from (
+        select rid, try_cast(unnest(of_groups) as double) as lr, generate_subscripts(of_groups, 1) as which,
+            len(of_groups) as groups
+        from (select rid, coalesce(string_split(attrs['lr'], ';'), [lr::varchar]) as of_groups from optimizer_steps)
+    ) as s
     join (
         select p.rid, o.*, (p.global_steps - o.first_step) * o.batches + p.batch as place
         from optimizer_steps as p join optimizers as o on o.run_id is not distinct from p.run_id
@@ -83,18 +87,25 @@ with rates as (
     where o.place >= 0
 ),
 configured as (
-    select rid, unnest([
-        {name: 'weight_decay', said: try_cast(attrs['weight_decay'] as double),
-            asked: try_cast(setting(run_id, 'actor_rollout_ref.actor.optim.weight_decay') as double)},
-        {name: 'eps', said: try_cast(attrs['eps'] as double),
-            asked: try_cast(setting(run_id, 'actor_rollout_ref.actor.optim.eps') as double)},
-        {name: 'beta 1', said: try_cast(split_part(attrs['betas'], ',', 1) as double),
-            asked: try_cast(split_part(trim(setting(run_id, 'actor_rollout_ref.actor.optim.betas'), '[] '), ',', 1) as double)},
-        {name: 'beta 2', said: try_cast(split_part(attrs['betas'], ',', 2) as double),
-            asked: try_cast(split_part(trim(setting(run_id, 'actor_rollout_ref.actor.optim.betas'), '[] '), ',', 2) as double)},
-        {name: 'maximize', said: if(attrs['maximize'] = 'true', 1.0, 0.0), asked: 0.0}
-    ], recursive := true)
-    from optimizer_steps
+    select rid, name, asked, generate_subscripts(of_groups, 1) as which, len(of_groups) as groups,
+        case name when 'beta 1' then try_cast(split_part(unnest(of_groups), ',', 1) as double)
+            when 'beta 2' then try_cast(split_part(unnest(of_groups), ',', 2) as double)
+            else try_cast(replace(replace(unnest(of_groups), 'true', '1'), 'false', '0') as double) end as said
+    from (
+        select rid, unnest([
+            {name: 'weight_decay', of_groups: string_split(attrs['weight_decay'], ';'),
+                asked: try_cast(setting(run_id, 'actor_rollout_ref.actor.optim.weight_decay') as double)},
+            {name: 'eps', of_groups: string_split(attrs['eps'], ';'),
+                asked: try_cast(setting(run_id, 'actor_rollout_ref.actor.optim.eps') as double)},
+            {name: 'beta 1', of_groups: string_split(attrs['betas'], ';'),
+                asked: try_cast(split_part(trim(setting(run_id, 'actor_rollout_ref.actor.optim.betas'), '[] '), ',', 1) as double)},
+            {name: 'beta 2', of_groups: string_split(attrs['betas'], ';'),
+                asked: try_cast(split_part(trim(setting(run_id, 'actor_rollout_ref.actor.optim.betas'), '[] '), ',', 2) as double)},
+            {name: 'maximize', of_groups: string_split(attrs['maximize'], ';'), asked: 0.0},
+            {name: 'amsgrad', of_groups: string_split(attrs['amsgrad'], ';'), asked: 0.0}
+        ], max_depth := 2)
+        from optimizer_steps
+    )
 ),
 goes_on as (
     select *, case when last_step >= global_steps - 1 then last_taken when global_steps - 1 = resumed then restored end
@@ -172,11 +183,14 @@ join steps on steps.run_id is not distinct from said_of.run_id and steps.global_
 where said_of.skipped <> steps.skipped
 union all
 select rid, 'lr', printf('%.6g', whole), printf('%.6g', lr),
-    printf('%s schedule of peak %g, at place %d%s', kind, peak, place, coalesce(printf(' of %d', total), '')), null
+    printf('%s schedule of peak %g, at place %d%s', kind, peak, place, coalesce(printf(' of %d', total), ''))
+        || if(groups > 1, printf('; group %d of %d', which, groups), ''), null
 from rates
 where abs(lr - whole) > 1e-6 * peak
 union all
-select rid, name, printf('%g', asked), printf('%g', said), 'of the optimiser, and as configured', null
+select rid, name, printf('%g', asked), printf('%g', said),
+    if(groups > 1, printf('of group %d of %d of the optimiser, and as configured', which, groups),
+        'of the optimiser, and as configured'), null
 from configured
 where abs(said - asked) > 1e-6 * abs(asked)
 union all

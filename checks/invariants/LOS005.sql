@@ -1,15 +1,15 @@
 -- code: LOS005
 -- name: the loss recomputes
 -- severity: error
--- says: A numerator is the sum of its rows' losses as the mode takes them; before the first update a row's policy loss is minus its advantages, times the importance weights, which are the cut ratios of old to rollout, and its KL one that log-probs so far apart have; afterwards the policy loss is within the clip's bounds, which are the configured ones; the KL is the configured estimate of KL(policy || reference), not of its reverse; a logged actor/ metric is the mean over the optimiser steps.
+-- says: A numerator is the sum of its rows' losses as the mode takes them; before the first update a row's policy loss is minus its advantages, times the importance weights, which are the cut ratios of old to rollout, its KL one that log-probs so far apart have, and its entropy the one that was measured with the old log-probs; afterwards the policy loss is within the clip's bounds, which are the configured ones; the KL is the configured estimate of KL(policy || reference), not of its reverse; a logged actor/ metric is the mean over the optimiser steps.
 -- needs: loss, sum_in
 -- fields: loss
 -- examines: select count(*) from events where (loss is not null and update_index is not null) or (stage = 'update_actor' and op = 'forward' and field in ('pg_loss', 'kl_loss', 'entropy_loss'))
 -- subsumed_by: LOS001, LOS002, LOS003, LEN004, LGP002, LGP003, LGP005, LGP006, LGP009, ADV001, ADV002, ADV004, QUE003, MSK002, KEY003, LGP001, VER004
 -- source: verl's agg_loss and compute_policy_loss_vanilla; a sequence mean divided by its length twice seen in ROLL
--- causes: The aggregation is not that of its name, the advantage met another row's ratio, the clip was put on the other side, weights were applied twice, or a metric averages what it should add.
+-- causes: The aggregation is not that of its name, the advantage met another row's ratio, the clip was put on the other side, weights were applied twice, a metric averages what it should add, or the entropy is of another temperature or in another unit.
 -- reports: alibaba/ROLL@d8d7e78f, verl-project/verl#3699
--- faults: advantage_of_the_row_beside, clip_of_the_code, clip_on_the_wrong_side, divided_by_the_length_twice, importance_weights_twice, importance_weights_upside_down, kl_of_the_reference_to_the_policy, kl_to_the_old_policy, logged_loss_of_the_last_micro_batch, metrics_of_the_first_part, metrics_of_the_last_update, numerator_over_the_padding, policy_loss_with_the_wrong_sign
+-- faults: advantage_of_the_row_beside, clip_of_the_code, clip_on_the_wrong_side, divided_by_the_length_twice, entropy_bonus_in_bits, entropy_bonus_without_temperature, importance_weights_twice, importance_weights_upside_down, kl_of_the_reference_to_the_policy, kl_to_the_old_policy, logged_loss_of_the_last_micro_batch, metrics_of_the_first_part, metrics_of_the_last_update, numerator_over_the_padding, policy_loss_with_the_wrong_sign
 create or replace temp table row_losses as
 select c.rid, c.id, c.field, c.sum_in, c.min_in, c.max_in, c.mask_sum, e.run_id, e.process, e.global_steps, e.step_id,
     e.update_index, e.micro_batch, e.coord.dp as dp
@@ -73,6 +73,18 @@ join (
 join update_batches as b
     on b.run_id is not distinct from r.run_id and b.global_steps = r.global_steps and b.update_index = r.update_index
 where r.field = 'kl_loss' and r.update_index = b.first_update and r.mask_sum = p.n_in
+    and coalesce(setting(r.run_id, 'algorithm.rollout_correction.bypass_mode'), 'false') <> 'true';
+create or replace temp table entropy_rows as
+-- before the first update the policy is the old one, whose entropy the driver has
+select r.rid, r.id, r.sum_in, r.mask_sum, m.measured, band(r.run_id) as band
+from row_losses as r
+join (
+    select step_id, id, any_value(sum_in) as measured, any_value(mask_sum) as tokens
+    from token_sum_cells where field = 'entropy' and op = 'produce' and mask_sum > 0 group by step_id, id
+) as m using (step_id, id)
+join update_batches as b
+    on b.run_id is not distinct from r.run_id and b.global_steps = r.global_steps and b.update_index = r.update_index
+where r.field = 'entropy_loss' and r.update_index = b.first_update and r.mask_sum > 0 and r.mask_sum = m.tokens
     and coalesce(setting(r.run_id, 'algorithm.rollout_correction.bypass_mode'), 'false') <> 'true';
 with sums as (
     select run_id, process, global_steps, update_index, micro_batch, dp, field, sum(sum_in) as added,
@@ -154,6 +166,11 @@ from (
     from kl_rows where kind in ('kl', 'k1', 'abs', 'mse', 'k2', 'low_var_kl', 'k3')
 ) join keys using (id)
 where sum_in < least - slack or sum_in > greatest + slack
+union all
+select rid, keys.key, printf('%.6g, as it was measured', measured), printf('%.6g', sum_in),
+    printf('entropy over %d tokens, before the first update', mask_sum), null
+from entropy_rows join keys using (id)
+where abs(sum_in - measured) > 2 * band * mask_sum + said('loss.relative') * abs(measured)
 union all
 select rid, keys.key, printf('sum from %.6g to %.6g, at most %g', least, greatest, cut),
     printf('sum %.6g, from %.6g to %.6g', sum_in, min_in, max_in),

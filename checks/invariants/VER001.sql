@@ -1,15 +1,15 @@
 -- code: VER001
 -- name: version tags are true
 -- severity: error
--- says: The version tags of a real trajectory are there, and min <= max <= the version the rollout was last given <= the step that trains on it; in a synchronous run both are the version of the last completed sync, global_steps - 1, and step g publishes version g.
+-- says: The version tags of a real trajectory are there, and min <= max <= the version the rollout was last given <= the step that trains on it; in a synchronous run both are the version of the last completed sync, global_steps - 1, and step g publishes version g, and saves it where trainer.save_freq has a checkpoint of it.
 -- needs: key, global_steps_tag, min_global_steps, max_global_steps
 -- fields:
 -- examines: select count(*) from key_cells where entity = 'trajectory' and op in ('tag', 'produce') and global_steps_tag is not null and not coalesce(is_padding, false)
 -- subsumed_by: KEY001, QUE001, VER003
 -- source: S6; verl tags a trajectory with the oldest and newest weights that wrote it
--- causes: The version was read when the session ended instead of when its tokens were drawn, counted at the wrong event, or lost on the way from the engine.
+-- causes: The version was read when the session ended instead of when its tokens were drawn, counted at the wrong event, or lost on the way from the engine; or a setting that has the weights saved is read nowhere.
 -- reports: NVIDIA-NeMo/RL#1035, PrimeIntellect-ai/prime-rl#1764, rllm-org/rllm#621, rllm-org/rllm#622
--- faults: newest_version_is_stamped_at_the_end, one_group_keeps_an_old_stamp, rows_are_asked_for_by_another_step, version_counts_double, version_is_counted_late, versions_are_lost_on_the_way
+-- faults: checkpoint_is_never_saved, newest_version_is_stamped_at_the_end, one_group_keeps_an_old_stamp, rows_are_asked_for_by_another_step, version_counts_double, version_is_counted_late, versions_are_lost_on_the_way
 create or replace temp table version_runs as
 select coalesce(run_id, '') as run, synchronous(run_id) as in_turn
 from (select distinct run_id from events);
@@ -50,6 +50,22 @@ select p.*, r.in_turn, s.whole,
         when s.whole then p.version
     end as due
 from placed as p join version_runs as r using (run) join version_steps as s using (run, global_steps);
+-- A trace that says from which checkpoint the run began has the checkpoints it saved. They come before the sync.
+create or replace temp table unsaved as
+with saving as (
+    select run_id, try_cast(setting(run_id, 'trainer.save_freq') as bigint) as every,
+        try_cast(setting(run_id, 'trainer.total_training_steps') as bigint) as total
+    from (select distinct run_id from events where stage = 'init' and field = '_load_checkpoint')
+)
+select e.run_id, e.global_steps, any_value(s.every) as every, min_by(e.rid, e.ord) as rid
+from events as e join saving as s on s.run_id is not distinct from e.run_id
+where e.stage = 'weight_sync' and e.op = 'sync' and e.global_steps > 0 and s.every > 0
+    and (e.global_steps % s.every = 0 or e.global_steps = s.total)
+    and not exists (
+        select 1 from events as c
+        where c.stage = 'checkpoint' and c.run_id is not distinct from e.run_id and c.global_steps = e.global_steps
+    )
+group by e.run_id, e.global_steps;
 with wrong as (
     select c.rid, c.id, c.min_global_steps as low, c.max_global_steps as high, c.global_steps_tag as asked,
         t.due, t.version, t.step, t.in_turn,
@@ -105,3 +121,6 @@ select p.rid, null, 'version ' || case when p.global_steps > 0 then p.global_ste
     'version ' || p.version, 'published by the ' || p.phase, null
 from published as p join version_runs as r using (run) join version_steps as s using (run, global_steps)
 where r.in_turn and p.version <> case when p.global_steps > 0 then p.global_steps else s.resumed end
+union all
+select rid, null, printf('a checkpoint of version %d', global_steps), 'none', printf('trainer.save_freq %d', every), null
+from unsaved

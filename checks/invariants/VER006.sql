@@ -1,15 +1,15 @@
 -- code: VER006
 -- name: what is frozen stays, what trains moves
 -- severity: error
--- says: Frozen parameters keep the fingerprint they had at the start; after an update that was not skipped, with lr > 0 and a gradient, the actor's weights are not what they were (a warning where its dtype or so small an lr may round the change away; nothing where by AdamW's eps it is below 1e-12), and neither is any tensor of them that trains, has moved before or was seen to have a gradient, and has one (a warning of one that trains and has none, while others do).
+-- says: Of a run whose configuration has no adapter every parameter trains; frozen parameters keep the fingerprint they had at the start; after an update that was not skipped, with lr > 0 and a gradient, the actor's weights are not what they were (a warning where its dtype or so small an lr may round the change away; nothing where by AdamW's eps it is below 1e-12), and neither is any tensor of them that trains, has moved before or was seen to have a gradient, and has one (a warning of one that trains and has none, while others do).
 -- needs: weights, fingerprint
 -- fields: parameters
 -- examines: select coalesce(sum(n), 0) from events where op = 'sync' and entity = 'param' and weights.phase = 'actor' and c is not null and global_steps > 0
 -- subsumed_by: LOS003
 -- source: a frozen base under an adapter; optimiser steps move what trains
--- causes: The weights that are published come from a copy that is not the one that trains, an adapter is left out of them, merging and unmerging it changed the base, or a tensor is in no group of the optimiser, or is written back after the step.
+-- causes: The weights that are published come from a copy that is not the one that trains, an adapter is left out of them, merging and unmerging it changed the base, a part of the model was frozen for a trial, or a tensor is in no group of the optimiser, or is written back after the step.
 -- reports: huggingface/trl#6688, modelscope/ms-swift#8275, modelscope/ms-swift#9855
--- faults: adapter_is_never_sent, decay_reaches_what_is_frozen, embedding_is_in_no_group, one_layer_is_written_back, one_norm_is_written_back, stale_head_is_sent, weights_are_copied_before_the_step
+-- faults: adapter_is_never_sent, decay_reaches_what_is_frozen, embedding_is_in_no_group, embeddings_are_frozen_from_the_start, one_layer_is_written_back, one_norm_is_written_back, stale_head_is_sent, weights_are_copied_before_the_step
 create or replace temp table actor_sides as
 select rid, ord, coalesce(run_id, '') as run, global_steps, stage, op, dtype, c
 from events
@@ -23,6 +23,12 @@ create or replace temp table frozen_cells as
 select distinct s.run, p.id
 from param_cells as p join actor_sides as s using (rid)
 where p.status = 'frozen';
+-- A trainer that can freeze parts of a model has settings for it that are not known here. A table of positions is
+-- frozen by the code of some models.
+create or replace temp table all_train as
+select rid
+from (select f.rid, e.run_id from first_sides as f join events as e using (rid))
+where said('weights.all_train') = 1 and setting(run_id, 'actor_rollout_ref.model.lora_rank') = '0';
 create or replace temp table steps_taken as
 select coalesce(run_id, '') as run, ord, optim.lr as lr, optim.grad_norm as grad_norm
 from events
@@ -94,6 +100,11 @@ resting as (
     -- no token may have chosen an expert
     having had_gradient or (bool_and(list_contains(t.without, k.key)) and k.key not like '%expert%')
 )
+select a.rid, k.key, 'a tensor that trains: lora_rank 0' as expected, 'frozen from the start' as actual,
+    'status of the parameter' as detail, null as severity
+from all_train as a join param_cells as p using (rid) join keys as k on k.id = p.id
+where p.status = 'frozen' and k.key not like '%position%'
+union all
 select l.rid, k.key, printf('%x', f.fingerprint) as expected, printf('%x', p.fingerprint) as actual,
     'a frozen parameter' as detail, null as severity
 from later as l

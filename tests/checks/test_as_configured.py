@@ -165,3 +165,49 @@ def test_an_adaptive_coefficient_is_replayed(judge: Judge, steps: list[tuple[int
     control = {"type": "adaptive", "kl_coef": 0.1, "target_kl": 0.1, "horizon": 10}
     config = {"algorithm": {"use_kl_in_reward": True, "kl_penalty": "kl", "kl_ctrl": control}}
     assert judge("REW005", [one for step in steps for one in penalised(*step)], config).kind is kind
+
+
+def begun(field: str, **attrs: str) -> synthetic.Row:
+    """A row of the init stage."""
+    return synthetic.Row("init", "produce", field, "metric", {"global_steps": 0, "map_attrs": list(attrs.items())})
+
+
+LOADED, WITH_ROWS, WITHOUT = (
+    begun("_load_checkpoint", global_steps="0"),
+    begun("_init_dataloader", val_rows="3"),
+    begun("_init_dataloader", val_rows="0"),
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "stage", "first", "settings", "done", "missing"),
+    [
+        ("VER001", "checkpoint", LOADED, {"save_freq": 1}, [1, 3], [2]),
+        ("VER001", "checkpoint", LOADED, {"save_freq": 2, "total_training_steps": 3}, [2], [3]),
+        ("VER001", "checkpoint", LOADED, {"save_freq": 2}, [2], []),  # how long the run is nobody says
+        ("VER001", "checkpoint", LOADED, {"save_freq": -1}, [], []),
+        ("VER001", "checkpoint", WITH_ROWS, {"save_freq": 1}, [], []),  # it records no checkpoints
+        ("MET001", "validate", WITH_ROWS, {"test_freq": 1}, [1, 3], [2]),
+        ("MET001", "validate", WITH_ROWS, {"test_freq": 2, "total_training_steps": 3}, [], [2, 3]),
+        ("MET001", "validate", WITH_ROWS, {"test_freq": -1}, [], []),
+        ("MET001", "validate", WITHOUT, {"test_freq": 1}, [], []),
+        ("MET001", "validate", LOADED, {"test_freq": 1}, [], []),
+    ],
+)
+def test_what_falls_due_is_done(
+    judge: Judge,
+    rows: Rows,
+    code: str,
+    stage: str,
+    first: synthetic.Row,
+    settings: dict[str, int],
+    done: list[int],
+    missing: list[int],
+) -> None:
+    """A checkpoint or a validation, every so many steps and at the last one of a run that says how long it is."""
+    seen = [synthetic.Row(stage, "produce", "done", "metric", {"global_steps": step}) for step in done]
+    at = {step: next(i for i, one in enumerate(rows) if one.scalars["global_steps"] == step) for step in done}
+    for step, one in reversed(list(zip(done, seen, strict=True))):
+        rows.insert(at[step], one)
+    verdict = judge(code, [first, *rows], {**synthetic.CONFIG, "trainer": settings})
+    assert [one.global_steps for one in verdict.violations] == missing

@@ -51,8 +51,8 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stepped(lr: float = 1e-3, skipped: bool = False, **attrs: Any) -> Say:
-    """One optimiser step."""
-    said = {name: str(value) for name, value in attrs.items()}
+    """One optimiser step; ``rates`` where its groups differ in the learning rate."""
+    said = {"lr" if name == "rates" else name: str(value) for name, value in attrs.items()}
     return lambda stage: stage.optim_step(Optim(lr, 0.5, 1.0, skipped), update_index=0, mini_batch=0, attrs=said)
 
 
@@ -90,6 +90,22 @@ def test_a_learning_rate_is_held_against_a_schedule_that_is_known(
     """The rate of every step, from the first."""
     steps = {step: stepped(rate) for step, rate in enumerate(rates, start=1)}
     assert judged("LOS003", steps, settings, profile) == [(step, "error") for step in wrong]
+
+
+def test_every_group_steps_as_configured(judged: Callable[..., Told]) -> None:
+    """One value is that of all groups; where one of several is another, that group is wrong, whichever it is."""
+    asked = LR | {f"{ACTOR}.optim.weight_decay": 0.1, f"{ACTOR}.optim.betas": [0.9, 0.99], f"{ACTOR}.optim.eps": 1e-8}
+    steps = {
+        1: stepped(1.0, weight_decay=0.1, betas="0.9,0.99", eps=1e-08, maximize="false", amsgrad="false"),
+        2: stepped(1.0, betas="0.9,0.99;0.9,0.99"),
+        3: stepped(1.0, rates="1.0;1.0;10.0"),
+        4: stepped(1.0, weight_decay="0.1;0.0"),
+        5: stepped(1.0, betas="0.9,0.999;0.9,0.99"),
+        6: stepped(1.0, amsgrad="true"),
+        7: stepped(1.0, maximize="false;true"),
+        8: stepped(1.0),  # another trainer says nothing of it
+    }
+    assert judged("LOS003", steps, asked) == [(step, "error") for step in (3, 4, 5, 6, 7)]
 
 
 def loaded(step: int, taken: int) -> Say:
@@ -170,6 +186,39 @@ def test_the_ledger_has_the_configured_terms(judged: Callable[..., Told], profil
     assert judged("LOS004", steps, BONUS, profile) == told
 
 
+def bonus(taken: float, *, tokens: int = 4, index: int = 0) -> Say:
+    """An entropy of 2 nats a token, measured over 4 tokens, and what an update takes of so many of them."""
+    keys = ["a_0_0"]
+
+    def say(stage: Stage) -> None:
+        with hooks.recorder().stage("old_log_prob") as old:
+            old.produce({"entropy": [np.full(4, 2.0)]}, keys=keys, mask=[np.ones(4, int)], span="response")
+        for update in range(index + 1):
+            stage.split(keys, mini_batch=0, update_index=update, attrs={"first_update": "0"})
+        place = {"mini_batch": 0, "micro_batch": 0, "update_index": index}
+        mask = np.arange(4) < tokens
+        stage.forward({"entropy_loss": [np.full(4, taken)]}, keys=keys, mask=[mask], span="response", **place)
+        stage.loss(LossTerm("entropy_loss", "token-mean", taken * tokens, 4.0, -0.01, 1, tokens), **place)
+
+    return say
+
+
+@pytest.mark.parametrize(
+    ("settings", "wrong"),
+    [
+        ({f"{ACTOR}.fsdp_config.model_dtype": "fp32"}, [2, 3]),
+        ({f"{ACTOR}.fsdp_config.model_dtype": "bf16"}, [3]),
+        ({"algorithm.rollout_correction.bypass_mode": True}, []),  # nobody has measured the policy
+    ],
+)
+def test_the_entropy_is_what_was_measured_until_the_policy_moves(
+    judged: Callable[..., Told], settings: Mapping[str, Any], wrong: list[int]
+) -> None:
+    """Within what the dtype can tell apart; not of tokens that were rejected since, nor after an update."""
+    steps = {1: bonus(2.0), 2: bonus(2.1), 3: bonus(2.9), 4: bonus(2.9, index=1), 5: bonus(2.9, tokens=3)}
+    assert judged("LOS005", steps, settings) == [(step, "error") for step in wrong]
+
+
 @pytest.mark.parametrize(("profile", "severity"), [("lineage", "error"), ("verl", "warning")])
 def test_a_trace_may_have_no_whole_ledger(judged: Callable[..., Told], profile: str, severity: str) -> None:
     """A term that nobody ever recorded may be in the loss all the same."""
@@ -221,3 +270,35 @@ def test_a_tensor_may_rest_that_has_no_gradient(judged: Callable[..., Told]) -> 
 
     steps = {0: begin} | {step: update(step, *case) for step, case in enumerate(cases, start=1)}
     assert judged("VER006", steps) == [(2, "error"), (4, "error"), (7, "error"), (9, "warning")]
+
+
+RANK = "actor_rollout_ref.model.lora_rank"
+
+
+@pytest.mark.parametrize(
+    ("settings", "profile", "told"),
+    [
+        ({RANK: 0}, "lineage", [(0, "error")]),
+        ({RANK: 8}, "lineage", []),
+        ({}, "lineage", []),  # nobody says that every weight trains
+        ({RANK: 0}, "verl", []),  # it has settings of its own for what is frozen
+    ],
+)
+def test_a_parameter_is_frozen_where_somebody_asked_for_it(
+    judged: Callable[..., Told], settings: Mapping[str, Any], profile: str, told: Told
+) -> None:
+    """A table of positions may be frozen by the code of the model, and a buffer neither trains nor is frozen."""
+    weights = {
+        name: np.ones(4, np.float32) for name in ("embed.weight", "embed_positions.weight", "mlp.weight", "freq")
+    }
+    status = {"status": ["frozen", "frozen", "trainable", None]}
+
+    def begin(stage: Stage) -> None:
+        stage.params("produce", weights, weights=Weights(0, "actor"), columns=status)
+
+    def update(stage: Stage) -> None:
+        stepped()(stage)
+        moved = {**weights, "mlp.weight": np.full(4, 2, np.float32)}
+        stage.params("sync", moved, weights=Weights(1, "actor"))
+
+    assert judged("VER006", {0: begin, 1: update}, settings, profile) == told

@@ -77,3 +77,67 @@ def test_a_field_of_another_form_is_a_warning(tmp_path):
 def test_limits_are_those_of_the_run(tmp_path, limits, kind):
     """Where a run declares no limit nothing is judged; a row as long as the limit is within it."""
     assert str(verdict_of(record(tmp_path, (0,), config={"data": limits}), "LEN005").kind) == kind
+
+
+def answered(folder, rollout, *, budget=8, reason="length", turns=("policy",)):
+    """A session of a run with a budget: a prompt of 3 tokens, and turns of 4 tokens, the last one requested.
+
+    Args:
+        rollout: ``actor_rollout_ref.rollout``.
+        reason: why the request ended.
+        turns: who wrote each, after the prompt.
+    """
+    config = {"data": {"max_response_length": budget}, "actor_rollout_ref": {"rollout": rollout}}
+    with lineage.record(folder, config=config) as recorder:
+        recorder.step(1)
+        with recorder.stage("rollout", producer="worker") as stage:
+            prompt, turn, response = np.arange(3), np.arange(4), np.tile(np.arange(4), len(turns))
+            asked = {"prompts": [prompt], "responses": [turn]}
+            stage.generate(asked, keys=["u_0_0"], columns={"finish_reason": [reason]})
+            stage.produce({"prompts": [prompt], "responses": [response]}, keys=["u_0_0"])
+            said = {"turn": list(range(len(turns) + 1)), "role": ["prompt", *turns]}
+            said["start"] = [0, *(3 + 4 * number for number in range(len(turns)))]
+            contents = {"turns": [prompt, *[turn] * len(turns)]}
+            stage.produce(contents, keys=["u_0_0"] * (len(turns) + 1), entity="turn", columns=said)
+    return str(verdict_of(folder, "LEN005").kind)
+
+
+OWN_LOOP = {"agent": {"agent_loop_config_path": "loops.yaml"}}
+
+
+@pytest.mark.parametrize(
+    ("rollout", "said", "kind"),
+    [
+        ({}, {}, "fail"),
+        ({}, {"reason": "stop"}, "pass"),
+        ({}, {"reason": "abort"}, "pass"),
+        ({}, {"budget": 4}, "pass"),
+        ({}, {"turns": ("policy", "observation")}, "pass"),  # a turn of a conversation has what is left to it
+        ({"max_model_len": 7}, {}, "pass"),  # prompt and response together
+        ({"max_model_len": 12}, {}, "fail"),
+        (OWN_LOOP, {}, "pass"),  # it may ask for less
+        ({"agent": {"default_agent_loop": "mine"}}, {}, "pass"),
+        ({}, {"budget": None}, "vacuous"),
+    ],
+)
+def test_a_response_that_ended_by_length_has_its_whole_budget(tmp_path, rollout, said, kind):
+    """As far as the run says what it was, and that its session asked for all of it."""
+    assert answered(tmp_path, rollout, **said) == kind
+
+
+SPOKEN = ("policy", "observation", "policy", "observation", "policy")
+
+
+@pytest.mark.parametrize(
+    ("limits", "own", "kind"),
+    [
+        ({"max_assistant_turns": 3, "max_user_turns": 2}, {}, "pass"),
+        ({"max_assistant_turns": 2}, {}, "fail"),
+        ({"max_user_turns": 1}, {}, "fail"),
+        ({"max_assistant_turns": 0, "max_user_turns": None}, {}, "pass"),  # none
+        ({"max_assistant_turns": 2}, OWN_LOOP, "pass"),
+    ],
+)
+def test_a_conversation_keeps_its_limits(tmp_path, limits, own, kind):
+    """Turns of the policy and answers to it, in a loop that has these limits."""
+    assert answered(tmp_path, {"multi_turn": limits, **own}, budget=20, turns=SPOKEN) == kind

@@ -55,6 +55,21 @@ def test_a_step_says_what_it_was_given(tracing):
     assert "weak_gradient" not in later  # looked at once in a while
 
 
+def test_groups_that_differ_are_listed(tracing):
+    """Of what they have in common there is one value; the learning rate is said where it is not one."""
+    module, optimizer = model()
+    first, *others = optimizer.param_groups[0]["params"]
+    groups = [{"params": [first]}, {"params": others, "weight_decay": 0.0}]
+    grouped = torch.optim.AdamW(groups, lr=0.5, weight_decay=0.1)
+    watch = StepWatch(module, grouped)
+    attrs = stepped(module, grouped, watch)[1]
+    assert (attrs["weight_decay"], attrs["betas"]) == ("0.1;0.0", "0.9,0.999")
+    assert "lr" not in attrs
+    grouped.param_groups[1].update(lr=0.25, betas=(0.5, 0.9))
+    attrs = stepped(module, grouped, watch)[1]
+    assert (attrs["lr"], attrs["betas"], watch.lr) == ("0.5;0.25", "0.9,0.999;0.5,0.9", 0.5)
+
+
 def test_a_step_that_was_not_taken_says_so(tracing):
     """Nothing was given; the learning rate is what it would have been, or what it was if somebody sets it back."""
     module, optimizer = model()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from lineage.hooks import Optim
 from lineage.trainer.faults.registry import Seams, fault
 from lineage.trainer.loss import Aggregated, MiniBatch, PolicyLoss, aggregate
-from lineage.trainer.ppo_loss import MicroLoss, MicroRead, Term
+from lineage.trainer.ppo_loss import MicroLoss, MicroRead, PolicyRows, Term
 
 ACTOR = "actor_rollout_ref.actor"
 AGGREGATE = "lineage.trainer.ppo_loss.aggregate"
@@ -318,6 +319,31 @@ def importance_weights_upside_down() -> Seams:
         return made
 
     return {"lineage.trainer.correction.rollout_correction.importance_weights": weights}
+
+
+@fault("LOS005", "update_actor", ENTROPY)
+def entropy_bonus_in_bits() -> Seams:
+    """The entropy of the bonus is taken by the logarithm of base 2, the coefficient is meant for nats."""
+
+    def loss(original: Any, config: Any, rows: PolicyRows, *rest: Any) -> MicroLoss:
+        assert rows.entropy is not None
+        made: MicroLoss = original(config, replace(rows, entropy=rows.entropy / math.log(2.0)), *rest)
+        return made
+
+    return {LOSS: loss}
+
+
+@fault("LOS005", "update_actor", ENTROPY, "actor_rollout_ref.rollout.temperature=0.7")
+def entropy_bonus_without_temperature() -> Seams:
+    """The bonus is the entropy of the model's own distribution, not of the one that tokens are drawn from."""
+
+    def score(original: Any, logits: Tensor, labels: Tensor, temperature: float, with_entropy: bool) -> Any:
+        log_probs, entropy = original(logits, labels, temperature, with_entropy)
+        if entropy is not None and torch.is_grad_enabled():
+            entropy = original(logits, labels, 1.0, True)[1]
+        return log_probs, entropy
+
+    return {"lineage.trainer.log_prob._score": score}
 
 
 @fault("LOS005", "metrics")

@@ -131,6 +131,12 @@ def validation_grouped_by_text() -> Seams:
     return {"lineage.trainer.stages.validate.validation_metrics": judge}
 
 
+@fault("MET001", "metrics", *_VALIDATION)
+def validation_never_runs() -> Seams:
+    """The interval of the validation is counted in epochs, and the run has less than one: it is never due."""
+    return {"lineage.trainer.grpo.validation_is_due": lambda original, *args: False}
+
+
 @fault("MET002", "metrics")
 def throughput_of_the_padded_width() -> Seams:
     """The tokens of the step are its rows times the width they are padded to."""

@@ -255,6 +255,38 @@ def decay_of_the_default() -> Seams:
     return {BATCH: train}
 
 
+def _two_groups(**settings: Callable[[float], float]) -> Callable[..., Any]:
+    """The optimiser has a second group for one batch: all parameters but the first, with settings of its own."""
+
+    def train(original: Any, worker: TrainingWorker, *args: Any) -> Any:
+        (group,) = worker.optimizer.param_groups
+        held = group["params"]
+        own = {name: made(group[name]) for name, made in settings.items()}
+        second = {**group, **own, "params": held[1:]}
+        group["params"] = held[:1]
+        worker.optimizer.param_groups.append(second)
+        try:
+            return original(worker, *args)
+        finally:
+            worker.optimizer.param_groups.remove(second)
+            group["params"] = held
+
+    return train
+
+
+@fault("LOS003", "update_actor", onwards=True)
+def second_group_has_its_own_rate() -> Seams:
+    """Parameters are sorted into two groups, and the rate that is logged is the first one's: the second learns by ten
+    times as much."""
+    return {BATCH: _two_groups(lr=lambda rate: rate * 10)}
+
+
+@fault("LOS003", "update_actor", onwards=True)
+def second_group_does_not_decay() -> Seams:
+    """All but the first parameter are taken for norms and biases, by a name that has changed: they do not decay."""
+    return {BATCH: _two_groups(weight_decay=lambda decay: 0.0)}
+
+
 # ------------------------------------------------------------------------------------------------ VER006, the tensors
 
 
@@ -303,6 +335,18 @@ def one_norm_is_written_back() -> Seams:
         return result
 
     return {STEP: finish}
+
+
+@fault("VER006", "init", step=0)
+def embeddings_are_frozen_from_the_start() -> Seams:
+    """The embeddings were frozen for an experiment, in the code that loads the model, and stay frozen in every run."""
+
+    def load(original: Any, *args: Any) -> nn.Module:
+        module: Any = original(*args)
+        module.get_input_embeddings().requires_grad_(False)
+        return module  # type: ignore[no-any-return]
+
+    return {"lineage.trainer.setup.load_module": load}
 
 
 def _scale(parameters: Iterable[Tensor], factor: float) -> None:

@@ -90,6 +90,12 @@ def rows_are_asked_for_by_another_step() -> Seams:
     return {TAG: tag}
 
 
+@fault("VER001", "weight_sync", "trainer.save_freq=1")
+def checkpoint_is_never_saved() -> Seams:
+    """The interval of the checkpoints is read from a section that has another name by now: none is ever saved."""
+    return {"lineage.trainer.grpo.save_is_due": lambda original, *args: False}
+
+
 @fault("VER003", "weight_sync")
 def weights_are_synced_twice() -> Seams:
     """The step ends with a weight sync, and so does the next one's preparation: the second carries nothing new."""

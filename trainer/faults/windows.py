@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lineage import hooks
+from lineage.trainer.agent_loop.tool_agent import ToolAgentLoop
 from lineage.trainer.faults.registry import Seams, fault
 from lineage.trainer.faults.seams import GENERATE, TOOLS
 from lineage.trainer.protocol import lengths_of, nested_from_list
@@ -130,3 +131,25 @@ def workers_own_truncation() -> Seams:
         return original(ids, 32, "left", *args)
 
     return {FIT_PROMPT: fit}
+
+
+@fault("LEN005", "rollout")
+def half_the_budget() -> Seams:
+    """The engine has a limit of its own, half of what it is asked for: long answers end by length before their time."""
+
+    def draw(original: Any, module: Any, prompts: Any, limits: Sequence[int], *args: Any, **options: Any) -> Any:
+        return original(module, prompts, [max(1, limit // 2) for limit in limits], *args, **options)
+
+    return {"lineage.trainer.rollout.hf.decode": draw}
+
+
+@fault("LEN005", "rollout", *TOOLS, "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=1")
+def limit_of_turns_never_arrives() -> Seams:
+    """The loop is built without the limits of a conversation: the policy speaks as often as there is room."""
+
+    def generate(original: Any, loop: ToolAgentLoop, *args: Any) -> Any:
+        limits = replace(loop.context.multi_turn, max_assistant_turns=None)
+        loop.context = replace(loop.context, multi_turn=limits)
+        return original(loop, *args)
+
+    return {"lineage.trainer.agent_loop.tool_agent.ToolAgentLoop._generate": generate}
