@@ -287,7 +287,7 @@ def attempt(trial: Trial, folder: Path, keep: bool = False) -> Outcome:
 def _unlike_its_twin(done: Outcome, folder: Path) -> Outcome:
     """A fault that only warnings tell of is caught by them if the same run without it is silent of this code."""
     fault = _fault(done.trial)
-    if fault is None or done.result is not Result.CAUGHT or done.failed:
+    if fault is None or done.result is not Result.CAUGHT or done.failed or _fault_is_a_loss(done.trial):
         return done
     from lineage.trainer.faults.lab import record
 

@@ -58,13 +58,17 @@ def key_lost_in_dispatch() -> Seams:
 def ranks_answer_in_another_order() -> Seams:
     """What the ranks computed is joined in the order in which they answered: each part lands under another's keys."""
 
-    def put(original: Any, worker: Any, batch: KVBatchMeta, *rest: Any) -> None:
-        keys = worker.ranks.gathered(batch.keys)
-        (rank,) = worker.ranks.played
-        other = keys[(rank + 1) % len(keys)]
-        original(worker, KVBatchMeta(other, batch.tags, batch.partition_id, extra_info=batch.extra_info), *rest)
+    def dispatch(original: Any, batch: KVBatchMeta, ranks: int) -> list[KVBatchMeta]:
+        parts: list[KVBatchMeta] = original(batch, ranks)
+        for part, other in zip(parts, [*parts[1:], parts[0]], strict=True):
+            part.extra_info["answers_as"] = other.keys
+        return parts
 
-    return {PUT: put}
+    def put(original: Any, worker: Any, batch: KVBatchMeta, *rest: Any) -> None:
+        keys = batch.extra_info["answers_as"]
+        original(worker, KVBatchMeta(keys, batch.tags, batch.partition_id, extra_info=batch.extra_info), *rest)
+
+    return {"lineage.trainer.ray.worker_group.scored_by": dispatch, PUT: put}
 
 
 @fault("BAT001", "update_actor", *RAY)
