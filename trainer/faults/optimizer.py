@@ -344,7 +344,7 @@ def embeddings_are_frozen_from_the_start() -> Seams:
     def load(original: Any, *args: Any) -> nn.Module:
         module: Any = original(*args)
         module.get_input_embeddings().requires_grad_(False)
-        return module  # type: ignore[no-any-return]
+        return module
 
     return {"lineage.trainer.setup.load_module": load}
 
