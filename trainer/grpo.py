@@ -15,8 +15,9 @@ from lineage import hooks
 from lineage.hooks import LineageError, first_line, traced
 from lineage.trainer.agent_loop import AgentLoopError, AgentLoopManager
 from lineage.trainer.metrics import StepTimer, aggregate_metrics
+from lineage.trainer.parts import Parts
 from lineage.trainer.protocol import KVBatchMeta
-from lineage.trainer.setup import Parts, build_agent_loop_manager, build_parts
+from lineage.trainer.setup import build_agent_loop_manager, build_parts
 from lineage.trainer.stages.advantage import compute_advantages
 from lineage.trainer.stages.balance import balance_batch
 from lineage.trainer.stages.checkpoint import load, save, save_is_due

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -21,15 +21,14 @@ from lineage.trainer.agent_loop import (
     agent_loop_manager_class,
     register_agent_loops,
 )
-from lineage.trainer.checkpoint import Stateful
 from lineage.trainer.config import need_reference_policy
 from lineage.trainer.dataset import DatasetError, RLHFDataset, make_dataloader
 from lineage.trainer.engine.topology import topology_of
-from lineage.trainer.kl_control import AdaptiveKLController, KLController, kl_controller
 from lineage.trainer.models import ModelFacts, ModelSource, eos_token_ids, find_model, load_model, load_tokenizer
+from lineage.trainer.parts import Parts, Prompts, make_parts, prompt_length, response_length
 from lineage.trainer.prompts import PromptStream, ValidationPrompts
 from lineage.trainer.queue import LocalTransferQueue
-from lineage.trainer.replay_buffer import RefillPolicy, ReplayBuffer
+from lineage.trainer.replay_buffer import RefillPolicy
 from lineage.trainer.reward import RewardLoopManager, reward_manager
 from lineage.trainer.rng import seed_all
 from lineage.trainer.rollout.base import RolloutEngine
@@ -53,57 +52,6 @@ class ResourcePool:
     def world_size(self) -> int:
         """Ranks of the pool."""
         return sum(self.process_on_nodes)
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """The two streams of prompts, and how long the training takes.
-
-    Attributes:
-        stream: prompts of the training.
-        validation: prompts of the validation; None without ``data.val_files``.
-        total_training_steps: steps of the run.
-    """
-
-    stream: PromptStream
-    validation: ValidationPrompts | None
-    total_training_steps: int
-
-
-@dataclass
-class Parts:
-    """Everything a trainer is made of.
-
-    Attributes:
-        config: the resolved configuration they were made by.
-        stream: prompts of the training.
-        validation: prompts of the validation; None without ``data.val_files``.
-        prompt_length, response_length: limits in tokens.
-        vocab_size: token ids of the model lie below it.
-        eos_token_ids: ids that end a response, the first one fills padding rows.
-        with_reference: a reference policy exists.
-        kl_controller: coefficient of the KL in the reward; unused without ``algorithm.use_kl_in_reward``.
-        stateful: what else a checkpoint keeps, by name: things with ``state_dict`` and ``load_state_dict``.
-    """
-
-    config: Any
-    tokenizer: Any
-    stream: PromptStream
-    validation: ValidationPrompts | None
-    queue: Any
-    worker: ActorRolloutRefWorker
-    rollout: RolloutEngine
-    reward: RewardLoopManager
-    replay_buffer: ReplayBuffer
-    checkpoint_manager: CheckpointEngineManager
-    total_training_steps: int
-    prompt_length: int
-    response_length: int
-    vocab_size: int
-    eos_token_ids: list[int]
-    with_reference: bool
-    kl_controller: KLController
-    stateful: dict[str, Stateful] = field(default_factory=dict)
 
 
 def build_parts(config: Any, queue: Any = None) -> Parts:
@@ -137,56 +85,6 @@ def build_parts(config: Any, queue: Any = None) -> Parts:
         reward=reward,
         checkpoint_manager=checkpoint_manager,
     )
-
-
-def make_parts(
-    config: Any,
-    tokenizer: Any,
-    prompts: Prompts,
-    facts: ModelFacts,
-    *,
-    queue: Any,
-    worker: Any,
-    rollout: Any,
-    reward: RewardLoopManager,
-    checkpoint_manager: Any,
-) -> Parts:
-    """Everything a trainer is made of, of the parts that differ by mode and those that do not."""
-    controller = kl_controller(config.algorithm.kl_ctrl)
-    return Parts(
-        config=config,
-        tokenizer=tokenizer,
-        stream=prompts.stream,
-        validation=prompts.validation,
-        queue=queue,
-        worker=worker,
-        rollout=rollout,
-        reward=reward,
-        replay_buffer=ReplayBuffer(queue, policy=RefillPolicy.of(config)),
-        checkpoint_manager=checkpoint_manager,
-        total_training_steps=prompts.total_training_steps,
-        prompt_length=prompt_length(config),
-        response_length=response_length(config),
-        vocab_size=facts.vocab_size,
-        eos_token_ids=facts.eos_token_ids,
-        with_reference=need_reference_policy(config),
-        kl_controller=controller,
-        stateful=(
-            {"kl_ctrl": controller}
-            if config.algorithm.use_kl_in_reward and isinstance(controller, AdaptiveKLController)
-            else {}
-        ),
-    )
-
-
-def prompt_length(config: Any) -> int:
-    """Most tokens of a prompt."""
-    return int(config.actor_rollout_ref.rollout.prompt_length or config.data.max_prompt_length)
-
-
-def response_length(config: Any) -> int:
-    """Most tokens of a response."""
-    return int(config.actor_rollout_ref.rollout.response_length or config.data.max_response_length)
 
 
 def trace_queue(queue: Any = None) -> Any:

@@ -273,7 +273,8 @@ def run(folder: Path, *overrides: str, traced: bool = False) -> Tensor:
 
     with hooks.recording(folder, config={}, run={}) if traced else nullcontext():
         asyncio.run(train())
-    return torch.cat([tensor.detach().reshape(-1).float() for _, tensor in trainer.parts.worker.state_dict()])
+    worker: Any = trainer.parts.worker  # here one engine, which has the tensors
+    return torch.cat([tensor.detach().reshape(-1).float() for _, tensor in worker.state_dict()])
 
 
 def _poisoned_update() -> Iterator[str]:

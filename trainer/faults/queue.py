@@ -15,8 +15,8 @@ from lineage.hooks import traced
 from lineage.trainer.faults.registry import Seams, fault, trace_fault
 from lineage.trainer.faults.rows import TraceRows
 from lineage.trainer.faults.seams import TRAINER
+from lineage.trainer.parts import Parts
 from lineage.trainer.protocol import KVBatchMeta, nested_from_list
-from lineage.trainer.setup import Parts
 from lineage.trainer.stages.fields import put
 from lineage.trainer.training import rows_of
 

@@ -14,6 +14,7 @@ from lineage import hooks
 from lineage.trainer.agent_loop import AgentLoopManager
 from lineage.trainer.config import need_reference_policy
 from lineage.trainer.models import ModelFacts
+from lineage.trainer.parts import Parts, make_parts
 from lineage.trainer.queue.transfer_queue import TransferQueue
 from lineage.trainer.ray.agent_loop import AgentLoopProcess, RemoteAgentLoopWorker
 from lineage.trainer.ray.cluster import with_gpu
@@ -26,7 +27,6 @@ from lineage.trainer.ray.weight_sync import RayCheckpointEngineManager
 from lineage.trainer.ray.worker_group import WorkerGroup
 from lineage.trainer.rng import seed_all
 from lineage.trainer.setup import (
-    Parts,
     ResourcePool,
     create_resource_pool,
     init_dataloader,
@@ -34,7 +34,6 @@ from lineage.trainer.setup import (
     init_tokenizer,
     made,
     make_agent_loop_manager,
-    make_parts,
 )
 
 _CLOSE_SECONDS = 60.0

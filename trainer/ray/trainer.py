@@ -8,10 +8,10 @@ from lineage import hooks
 from lineage.hooks import traced
 from lineage.trainer.agent_loop import AgentLoopManager
 from lineage.trainer.grpo import PPOTrainerSync, Tracking
+from lineage.trainer.parts import Parts
 from lineage.trainer.protocol import KVBatchMeta
 from lineage.trainer.ray.recording import RunTrace, note_tags
 from lineage.trainer.ray.setup import Cluster
-from lineage.trainer.setup import Parts
 
 
 class RayPPOTrainer(PPOTrainerSync):

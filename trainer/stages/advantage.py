@@ -16,8 +16,8 @@ from lineage.trainer.actor import fetch
 from lineage.trainer.advantage import compute_advantage
 from lineage.trainer.correction.rollout_correction import compute_rollout_correction, rejected_rows
 from lineage.trainer.kl_control import apply_kl_penalty
+from lineage.trainer.parts import Parts
 from lineage.trainer.protocol import DataProto, KVBatchMeta, lengths_of
-from lineage.trainer.setup import Parts
 from lineage.trainer.stages.fields import Metrics, put
 
 

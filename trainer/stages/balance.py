@@ -8,8 +8,8 @@ from lineage.trainer.batching.balance import balance_rows
 from lineage.trainer.batching.batch_sizes import BatchSizes
 from lineage.trainer.batching.padding import padding_fields, padding_rows
 from lineage.trainer.metrics import balance_metrics
+from lineage.trainer.parts import Parts
 from lineage.trainer.protocol import KVBatchMeta
-from lineage.trainer.setup import Parts
 from lineage.trainer.stages.fields import Metrics
 
 

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from lineage import hooks
 from lineage.hooks import traced
 from lineage.trainer.checkpoint import find_checkpoint, read_checkpoint, restore, save_checkpoint
-from lineage.trainer.setup import Parts
+from lineage.trainer.parts import Parts
 
 # what decides which prompt comes when, under which uid, in which batch, and what its sessions draw
 _SHARED = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tensordict import TensorDict
 from torch import Tensor
 
+from lineage.trainer.parts import Parts
 from lineage.trainer.protocol import KVBatchMeta, lengths_of, response_window
-from lineage.trainer.setup import Parts
 
 Metrics = dict[str, float]
 

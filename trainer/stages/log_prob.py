@@ -9,8 +9,8 @@ from lineage.hooks import traced
 from lineage.trainer.actor import fetch
 from lineage.trainer.loss import MiniBatch, aggregate
 from lineage.trainer.metrics import compute_rollout_metrics
+from lineage.trainer.parts import Parts
 from lineage.trainer.protocol import KVBatchMeta, nested_to_padded
-from lineage.trainer.setup import Parts
 from lineage.trainer.stages.fields import Metrics, put, response_part
 
 

@@ -10,8 +10,8 @@ from lineage import hooks
 from lineage.hooks import traced
 from lineage.trainer.actor import fetch
 from lineage.trainer.metrics import DataRows, StepTimer, compute_data_metrics, compute_throughput_metrics
+from lineage.trainer.parts import Parts
 from lineage.trainer.protocol import KVBatchMeta, lengths_of
-from lineage.trainer.setup import Parts
 from lineage.trainer.stages.fields import Metrics
 from lineage.trainer.training import rows_of
 

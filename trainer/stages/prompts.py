@@ -7,11 +7,11 @@ from typing import Any
 
 from lineage import hooks
 from lineage.hooks import traced
+from lineage.trainer.parts import Parts
 from lineage.trainer.prompts import Draw
 from lineage.trainer.protocol import DataProto
 from lineage.trainer.replay_buffer import VALIDATION
 from lineage.trainer.rollout.base import SamplingParams
-from lineage.trainer.setup import Parts
 
 PARTITION = "train"
 _DATASET_FIELDS = ("raw_prompt", "data_source", "reward_model", "extra_info", "index")

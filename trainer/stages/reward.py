@@ -8,9 +8,9 @@ from tensordict import NonTensorStack
 from lineage import hooks
 from lineage.hooks import traced
 from lineage.trainer.actor import fetch
+from lineage.trainer.parts import Parts
 from lineage.trainer.protocol import DataProto, KVBatchMeta, lengths_of, valid_mask
 from lineage.trainer.reward.loop_manager import EXTRA_KEYS, INPUT_FIELDS, READ, ROW_FIELDS
-from lineage.trainer.setup import Parts
 from lineage.trainer.stages.fields import put
 
 MANAGER, DRIVER = "RewardLoopManager.compute_rm_score", "PPOTrainer._compute_reward_colocate"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from lineage.trainer.agent_loop import AgentLoopManager
+from lineage.trainer.parts import Parts
 from lineage.trainer.protocol import KVBatchMeta
 from lineage.trainer.replay_buffer import ReplayBufferError
-from lineage.trainer.setup import Parts
 
 
 async def sample_groups(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lineage.trainer.batching.batch_sizes import BatchSizes
+from lineage.trainer.parts import Parts
 from lineage.trainer.protocol import KVBatchMeta
-from lineage.trainer.setup import Parts
 from lineage.trainer.stages.fields import Metrics
 
 

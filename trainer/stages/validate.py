@@ -14,10 +14,10 @@ from lineage.hooks import traced
 from lineage.trainer.actor import fetch
 from lineage.trainer.advantage import final_outputs
 from lineage.trainer.agent_loop import AgentLoopManager
+from lineage.trainer.parts import Parts
 from lineage.trainer.protocol import DataProto, KVBatchMeta
 from lineage.trainer.replay_buffer import VALIDATION
 from lineage.trainer.rng import kept_rng
-from lineage.trainer.setup import Parts
 from lineage.trainer.stages.fields import Metrics
 from lineage.trainer.stages.prompts import ask_validation, register_prompts
 from lineage.trainer.stages.reward import compute_reward_colocate
