@@ -109,8 +109,12 @@ def test_a_fault_is_raised_where_the_check_says_it_happened(code: str, rows: Row
     compare(write(rows))
 
 
+# one of each family: every code's own sample is judged in test_samples, and here the same statements are asked
+ONE_OF_EACH = {path.stem[:3]: path for path in sorted((SAMPLES / "bad").glob("*.parquet"), reverse=True)}.values()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("path", sorted((SAMPLES / "bad").glob("*.parquet")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", ONE_OF_EACH, ids=lambda path: path.stem)
 def test_a_bad_sample_is_raised_where_the_check_says_it_happened(path: Path) -> None:
     """The same of the recorded runs that ship with the checker."""
     compare(path)

@@ -54,7 +54,7 @@ def key_lost_in_dispatch() -> Seams:
     return {TRAINED: dispatch}
 
 
-@fault("QUE003", "old_log_prob", *RAY)
+@fault("LEN001", "old_log_prob", *RAY)
 def ranks_answer_in_another_order() -> Seams:
     """What the ranks computed is joined in the order in which they answered: each part lands under another's keys."""
 
