@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from lineage import locks
 from lineage.errors import UserError
+from lineage.links import linked
 from lineage.parts import PARTS, SEALED_SUFFIX, Damage, Place, batches, by_process, part_files, parts_folder
 from lineage.run import INFO_FILE, TRACE_FILE, file_metadata
 from lineage.schema import META_STATE, schema
@@ -146,7 +147,7 @@ def _as_it_is(parts: Path, target: Path) -> bool:
     streams, damage = by_process(part_files(parts)), Damage()
     found: set[int] = set()
     with _writer(target) as writer:
-        for table in _tables(batch for _, batch in batches(streams, damage, without=state["removed"])):
+        for table in _tables(linked(batches(streams, damage, without=state["removed"]))):
             writer.write_table(table, row_group_size=max(table.num_rows, 1))
             found.update(pc.unique(table["global_steps"]).to_pylist())
         if (parts / _DONE).exists() or not part_files(parts):
@@ -183,7 +184,7 @@ def _write_trace(parts: Path, folder: Path) -> bool:
             if segment.of > 1 and segment_of(target) == segment:
                 continue  # an earlier compaction of these parts has finished it
             placed = islice(batches(streams, damage, without=state["removed"], start=span.start), span.count)
-            _write_file(target, (batch for _, batch in placed), {**metadata, **segment.metadata()})
+            _write_file(target, linked(placed), {**metadata, **segment.metadata()})
         if damage.parts == planned:
             break  # else the content of a batch was damaged, though its frame was whole: plan without it
     _remove_others(folder, {segment.name for segment in segments})
