@@ -85,11 +85,14 @@ ASPECTS: tuple[Aspect, ...] = (
     Aspect("process", PLACE, "who wrote the row", ("process",)),
     Aspect("rank", PLACE, "its rank and coordinates", ("rank", "coord")),
     Aspect("topology", PLACE, "sizes of the parallel layout", ("topology",)),
-    Aspect("counters", PLACE, "counters of a queue, engine or batch: slot, cache epoch, place at a reorder", ("slot",)),
+    Aspect("counters", PLACE, "slot, cache epoch, place at a reorder; tags that a row carries of its keys", ("slot",)),
     Aspect("rows", PLACE, "how facts are cut into rows, and their bytes", ("n", "asked_n", "nbytes", "micro_batch")),
     Aspect("timing", PLACE, "metrics of the wall clock: timing_s/, timing_per_token_ms/, perf/"),
 )  # fmt: skip
 BY_NAME = {aspect.name: aspect for aspect in ASPECTS}
+
+#: tags that every row about a key carries, as far as its process was told of them; the row that puts them says them
+CARRIED = ("is_padding", "global_steps_tag", "min_global_steps", "max_global_steps")
 
 #: columns two facts share that are the same fact; beside them ``weights.phase``, ``loss.term``, of ``missing`` the key
 IDENTITY = (

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from lineage.traces.diff.aspects import BY_NAME
+from lineage.traces.diff.aspects import BY_NAME, CARRIED
 from lineage.traces.diff.hashing import Bool, Int64, Lists, Scalars, UInt64, mixed, salt, whole
 
 #: scalars that make a row what it is; of ``IDENTITY`` those that are of the row, not of its elements
@@ -33,7 +33,7 @@ _COLUMNS = {
     "inner": _INNER,
     "outer": _OUTER,
     "comparison": BY_NAME["comparison"].columns,
-    "tags": tuple(name for name in BY_NAME["tags"].columns if name != "source_index"),
+    "tags": tuple(name for name in BY_NAME["tags"].columns if name not in ("source_index", *CARRIED)),
     "width": ("length",),
     "slot": ("slot",),
 }
@@ -47,7 +47,7 @@ READ = tuple(
         (
             *_WHO, *_FORM, "layout", "shape", "weights", "sampling", "loss", "optim", "resident", "attrs", "topology",
             "process", "rank", "coord", "n", "asked_n", "nbytes", "micro_batch", "missing", "seq", "time_ns", "key",
-            "turn", "marks", "source_index", *(name for names in _COLUMNS.values() for name in names),
+            "turn", "marks", "source_index", *CARRIED, *(name for names in _COLUMNS.values() for name in names),
         )
     )
 )  # fmt: skip
@@ -152,6 +152,10 @@ def facts_of(table: pa.Table, rid: Int64, places: Places) -> Facts:
     if (source := lists.hashed("source_index")) is not None:  # the place before a reorder, else a row of the dataset
         said["slot"] = said["slot"] + np.where(moved, source, 0).astype(np.uint64)
         said["tags"] = said["tags"] + np.where(moved, 0, source).astype(np.uint64)
+    carried = _sum([one for name in CARRIED if (one := lists.hashed(name)) is not None], lists.total)
+    put = np.repeat(np.array([one == "tag" for one in op], dtype=bool), lists.n)
+    said["slot"] = said["slot"] + np.where(put, 0, carried).astype(np.uint64)
+    said["tags"] = said["tags"] + np.where(put, carried, 0).astype(np.uint64)
     key = lists.hashed("key")
     turn = lists.hashed("turn")
     values = {name: lists.numbers(name) for name in NUMBERS}

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lineage.traces.diff.aspects import ASPECTS, BY_NAME
+from lineage.traces.diff.aspects import ASPECTS, BY_NAME, CARRIED
 from lineage.traces.diff.facts import Facts, Places
 from lineage.traces.diff.hashing import Int64
 from lineage.traces.diff.match import NONE, Found, Matching
@@ -24,7 +24,7 @@ _FLOATS = ("sum_in", "min_in", "max_in")
 _SAID = {
     "fingerprint": ("fingerprint", "marks", *_FLOATS),
     "rounding": ("fingerprint", *_FLOATS, *_CONTEXT),
-    "counters": ("slot", "source_index", "weights"),
+    "counters": ("slot", "source_index", "weights", *CARRIED),
     "rows": ("n", "asked_n", "nbytes", "micro_batch", "shape", "resident"),
     "topology": ("topology", "attrs"),
     "micro_batch": ("loss", "attrs"),
