@@ -53,6 +53,10 @@ METADATA = (
 ENVIRONMENT = (
     ("LINEAGE_DISABLED", "any value but `0` makes every verb of the recorder a no-op"),
     ("LINEAGE_NO_PLUGINS", "any value but `0` leaves out the invariants of installed plugins"),
+    (
+        "LINEAGE_FAULT",
+        "set by `lineage selftest --mode ray` for the processes of a run: the fault each of them injects",
+    ),
     ("GITHUB_STEP_SUMMARY", "file that `--format github` appends what GitHub would cut off to; set by GitHub"),
     ("NO_COLOR", "no colour in a terminal; a pipe never gets any"),
     ("COLUMNS", "width of help and tables"),
