@@ -17,7 +17,7 @@ from lineage.cli import selftest_page, selftest_text
 from lineage.cli.completion import complete_choice
 from lineage.cli.extras import need_extra
 from lineage.cli.json_text import print_json
-from lineage.cli.trials import Kind, Outcome, Trial, outcomes, said
+from lineage.cli.trials import Kind, Outcome, Trial, on_ray, outcomes, said
 from lineage.errors import UserError
 
 
@@ -108,6 +108,8 @@ def selftest_command(
     except KeyboardInterrupt:  # the trainer takes seconds to load
         typer.echo("interrupted before the first trial", err=True)
         raise
+    if any(on_ray(one) for one in trials):
+        need_extra("ray", "a fault between processes")
     began = time.perf_counter()
     done = _run(trials, jobs, keep)
     seconds = time.perf_counter() - began

@@ -169,12 +169,19 @@ def _close(recorder: AnyRecorder, error: BaseException) -> None:
 
 def _seal(folder: Path) -> None:
     """Compact what processes left that died before they could close."""
+    import pyarrow as pa
+
     from lineage.compact import compact
     from lineage.parts import PARTS, parts_folder
 
-    if parts_folder(folder / PARTS) is not None:
-        with contextlib.suppress(UserError):  # one of them still writes: the folder can be read as it is
-            compact(folder)
+    if parts_folder(folder / PARTS) is None:
+        return
+    try:
+        compact(folder)
+    except UserError:  # one of them still writes: the folder can be read as it is
+        pass
+    except (OSError, pa.ArrowException) as error:
+        logging.getLogger("lineage").error("the trace stays in parts under %s: %s", folder / PARTS, error)
 
 
 def _where_it_begins(config: DictConfig, done: int, total: int) -> list[str]:

@@ -181,14 +181,14 @@ def _begin() -> None:
 
 def _some(trials: Sequence[Trial], jobs: int) -> Iterator[list[Trial]]:
     """Portions for the workers: runs that can be judged together, and the others one by one."""
-    apart = [one for one in trials if one.kind is Kind.LAW or one.resume_after or _on_ray(one)]
+    apart = [one for one in trials if one.kind is Kind.LAW or one.resume_after or on_ray(one)]
     plain = [one for one in trials if one not in apart]
     size = max(1, min(TOGETHER, -(-len(plain) // jobs)))
     yield from ([one] for one in apart)
     yield from (plain[start : start + size] for start in range(0, len(plain), size))
 
 
-def _on_ray(trial: Trial) -> bool:
+def on_ray(trial: Trial) -> bool:
     """Whether a run starts processes of its own: it takes a minute, and is judged by itself."""
     fault = _fault(trial)
     return "mode=ray" in (fault.overrides if fault is not None else trial.overrides)

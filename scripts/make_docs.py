@@ -55,7 +55,7 @@ ENVIRONMENT = (
     ("LINEAGE_NO_PLUGINS", "any value but `0` leaves out the invariants of installed plugins"),
     (
         "LINEAGE_FAULT",
-        "set by `lineage selftest --mode ray` for the processes of a run: the fault each of them injects",
+        "set by `lineage selftest --mode ray` for the processes of a run: the fault each injects",
     ),
     ("GITHUB_STEP_SUMMARY", "file that `--format github` appends what GitHub would cut off to; set by GitHub"),
     ("NO_COLOR", "no colour in a terminal; a pipe never gets any"),

@@ -11,24 +11,28 @@ if TYPE_CHECKING:
 
 _STAGES_SHOWN = 6
 
+# What is not due in every step says nothing of this one, and how many events there are is chance.
 _EVENTS = """
     with seen as (
         select coalesce(run_id, '') as run, global_steps as step, process, stage, op, field, min(time_ns) as at,
-            min(seq) as seq, sum(greatest(n, 1)) as n  -- which elements share a row is chance
-        from stored where global_steps in ({steps}) or global_steps in (
-            select max(global_steps) from stored
-            where global_steps > 0 and global_steps not in ({steps}) group by run_id
-        )
+            min(seq) as seq
+        from stored
+        where global_steps > 0 and stage not in ('checkpoint', 'validate', 'dump') and partition is distinct from 'val'
         group by all
     ),
-    whole as (select run, max(step) as step from seen where step not in ({steps}) group by run)
-    select torn.run, torn.step, whole.step, w.process, w.stage, w.op, w.field, coalesce(t.n, 0) < w.n
-    from (select distinct run, step from seen where step in ({steps})) as torn
-    join whole on whole.run = torn.run and whole.step < torn.step
-    join seen as w on w.run = whole.run and w.step = whole.step
-    left join seen as t on t.run = torn.run and t.step = torn.step
+    torn as (select * from (values {torn}) as t(run, step)),
+    whole as (
+        select torn.run, torn.step, max(seen.step) as beside
+        from torn join seen on seen.run = torn.run and seen.step < torn.step
+        where (seen.run, seen.step) not in (select (run, step) from torn)
+        group by all
+    )
+    select whole.run, whole.step, whole.beside, w.process, w.stage, w.op, w.field, t.at is null
+    from whole
+    join seen as w on w.run = whole.run and w.step = whole.beside
+    left join seen as t on t.run = whole.run and t.step = whole.step
         and (t.process, t.stage, t.op, t.field) is not distinct from (w.process, w.stage, w.op, w.field)
-    order by torn.run, torn.step, w.at, w.seq
+    order by whole.run, whole.step, w.at, w.seq
 """
 
 
@@ -69,12 +73,12 @@ def lacks(trace: Trace) -> Iterator[Lack]:
     """What each torn step lacks; nothing is said of one with no whole step before it.
 
     Args:
-        trace: with its views.
+        trace: of one run or several.
     """
-    torn = trace.state.torn
+    torn = sorted(one for one in trace.source.unseen if one[1] in trace.state.torn)
     if not torn:
         return
-    query = _EVENTS.format(steps=", ".join(map(str, torn)))
+    query = _EVENTS.format(torn=", ".join(f"({_quoted(run)}, {step})" for run, step in torn))
     of_step: dict[tuple[str, int, int], list[tuple[str, str, str, str, bool]]] = {}
     for run, step, beside, process, *event, missing in trace.connection.execute(query).fetchall():
         of_step.setdefault((run, step, beside), []).append((process, *(str(part or "") for part in event), missing))
@@ -96,3 +100,7 @@ def lacks(trace: Trace) -> Iterator[Lack]:
 def _listed(stages: Sequence[str]) -> str:
     shown = ", ".join(stages[:_STAGES_SHOWN])
     return shown + (f" and {len(stages) - _STAGES_SHOWN} more stages" if len(stages) > _STAGES_SHOWN else "")
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

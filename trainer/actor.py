@@ -216,7 +216,7 @@ class ActorRolloutRefWorker:
             )
             self._put(batch, {"log_probs": scores.log_probs}, scores, weights)
             self._probe(module, batch, rows, scores)
-        if self.record_weights and self.ranks.agreed(hooks.recorder().enabled):
+        if self.record_weights and self.ranks.agreed(hooks.recorder().tracing):
             record_sample(self.reference.state_dict(), weights, self.ranks)
 
     @traced("update_actor", component="ActorRolloutRefWorker.update_actor", consumer="PPOTrainer._compute_metrics")
@@ -274,13 +274,13 @@ class ActorRolloutRefWorker:
         return taken
 
     def _record_checkpoint(self, op: str) -> None:
-        if self.ranks.agreed(hooks.recorder().enabled):
+        if self.ranks.agreed(hooks.recorder().tracing):
             tensors = dict(self.state_dict())
             if self.ranks.first:
                 hooks.current().params(op, tensors, field="checkpoint", weights=self.weights)
 
     def _probe(self, module: nn.Module, batch: KVBatchMeta, rows: SequenceRows, scores: RowScores) -> None:
-        if self.probe and self.ranks.agreed(hooks.recorder().enabled):
+        if self.probe and self.ranks.agreed(hooks.recorder().tracing):
             padding = [tag["is_padding"] for tag in batch.tags]
             chosen = to_probe(rows.lengths("input_ids"), scores.behind, padding, self.probe, self.ranks)
             probe(module, rows, scores, self.config.rollout.temperature, chosen)

@@ -118,8 +118,13 @@ def make_parts(
     rollout: Any,
     reward: RewardLoopManager,
     checkpoint_manager: WeightSync,
+    poll_interval: float = 0.001,
 ) -> Parts:
-    """Everything a trainer is made of, of the parts that differ by mode and those that do not."""
+    """Everything a trainer is made of, of the parts that differ by mode and those that do not.
+
+    Args:
+        poll_interval: seconds between two looks of the replay buffer at the queue.
+    """
     controller = kl_controller(config.algorithm.kl_ctrl)
     return Parts(
         config=config,
@@ -130,7 +135,7 @@ def make_parts(
         worker=worker,
         rollout=rollout,
         reward=reward,
-        replay_buffer=ReplayBuffer(queue, policy=RefillPolicy.of(config)),
+        replay_buffer=ReplayBuffer(queue, poll_interval, policy=RefillPolicy.of(config)),
         checkpoint_manager=checkpoint_manager,
         total_training_steps=prompts.total_training_steps,
         prompt_length=prompt_length(config),

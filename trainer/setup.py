@@ -258,13 +258,16 @@ def record_init(worker: ActorRolloutRefWorker) -> None:
     stage = hooks.current()
     if not hooks.recorder().enabled:
         return
-    actor, reference = dict(worker.state_dict()), dict(worker.reference_state_dict())
-    if not worker.ranks.first:
-        return
-    stage.params("produce", actor, weights=worker.weights, columns={"status": worker.status()})
-    if worker.reference is not None:
+    first = worker.ranks.first
+    actor = dict(worker.state_dict())
+    if first:
+        stage.params("produce", actor, weights=worker.weights, columns={"status": worker.status()})
+    del actor  # one whole model at a time
+    reference = dict(worker.reference_state_dict())
+    if first and worker.reference is not None:
         stage.params("produce", reference, weights=Weights(0, "ref", training=worker.reference.training))
-    stage.event("produce", "topology", topology=worker.topology)
+    if first:
+        stage.event("produce", "topology", topology=worker.topology)
 
 
 def _prompt_length_key(config: Any) -> str:

@@ -18,6 +18,7 @@ from lineage.trainer.actor import ActorRolloutRefWorker
 from lineage.trainer.rollout.base import RolloutEngine
 
 RECEIVER = "RolloutEngine"
+SLEEP, UPDATE = "CheckpointEngineManager.sleep_replicas", "CheckpointEngineManager.update_weights"
 
 
 class CheckpointEngineManager:
@@ -36,13 +37,13 @@ class CheckpointEngineManager:
         self.replicas = list(replicas)
         self.record_weights = record_weights
 
-    @traced("weight_sync", component="CheckpointEngineManager.sleep_replicas", consumer=RECEIVER)
+    @traced("weight_sync", component=SLEEP, consumer=RECEIVER)
     def sleep_replicas(self) -> None:
         """Stop generation: no request is admitted until the next sync has ended."""
         for replica in self.replicas:
             sleep(replica)
 
-    @traced("weight_sync", component="CheckpointEngineManager.update_weights", consumer=RECEIVER)
+    @traced("weight_sync", component=UPDATE, consumer=RECEIVER)
     def update_weights(self, global_steps: int) -> None:
         """Give the actor's weights to every replica as version ``global_steps`` and wake it."""
         recording = hooks.recorder().enabled and self.record_weights
@@ -58,15 +59,20 @@ def sleep(replica: RolloutEngine) -> None:
 
 
 def send(worker: ActorRolloutRefWorker, global_steps: int, *, recording: bool) -> dict[str, Tensor]:
-    """The actor's side of a sync: the tensors that go as version ``global_steps``, whole on every rank.
+    """The actor's side of a sync: the tensors that go as version ``global_steps``.
+
+    Every rank takes part in making each tensor whole; the first one keeps them, on the host where ranks are processes.
 
     Args:
         recording: fingerprint every tensor.
     """
-    sent = dict(worker.state_dict())
-    at = replace(worker.weights, version=global_steps)
     if not worker.ranks.first:
-        return sent
+        for _ in worker.state_dict():
+            pass
+        return {}
+    apart = worker.ranks.group is not None
+    sent = {name: tensor.cpu() if apart else tensor for name, tensor in worker.state_dict()}
+    at = replace(worker.weights, version=global_steps)
     if recording:
         hooks.current().params("sync", sent, weights=at)
     else:

@@ -118,6 +118,12 @@ class TracedQueue:
         self._cleared(keys, partition_id)
         return done
 
+    def forget_all(self) -> list[str]:
+        """Forget what was told of keys, where another process clears them; the keys."""
+        keys = list(self._is_prompt)
+        self._is_prompt.clear()
+        return keys
+
     # -- rows -----------------------------------------------------------------------------------------------------
 
     def _put(self, keys: Sequence[str], partition: str, fields: Any, tags: Sequence[Mapping[str, Any]] | None) -> None:

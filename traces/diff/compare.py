@@ -138,7 +138,7 @@ class _Comparison:
             only_a=_numbers(self.steps_a - self.steps_b),
             only_b=_numbers(self.steps_b - self.steps_a),
             unseen=_numbers(self.unseen),
-            complete=self.complete,
+            complete=bool(self.common) and self.complete,
             first=self._first(disjoint),
             counts=counts,
             differences=tuple(one for *_, one in listed),

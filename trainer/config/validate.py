@@ -93,7 +93,7 @@ NOT_NEGATIVE_OR_NULL = (
 )
 SEEDS = ("trainer.seed", "data.seed", "actor_rollout_ref.actor.data_loader_seed")
 FALSE_ONLY = {
-    "reward.reward_model.enable_resource_pool": "embedded mode has one process: the reward model shares it",
+    "reward.reward_model.enable_resource_pool": "the reward model has no resources of its own here",
     "trace.capture_text": "the recorder of this version keeps no text",
 }
 LOGGERS = ("console", "jsonl", "tensorboard", "wandb", "mlflow", "trackio")
@@ -325,6 +325,8 @@ def _check_trainer(config: DictConfig) -> None:
     device = config.trainer.device
     if device.partition(":")[0] not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"trainer.device={device} is not supported; use one of: auto, cpu, cuda")
+    if ":" in device and config.mode == "ray":
+        raise ConfigError(f"trainer.device={device}: with mode=ray each process is given a device by Ray; set cuda")
 
 
 def _check_validation(config: DictConfig) -> None:

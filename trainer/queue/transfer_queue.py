@@ -215,7 +215,10 @@ class TransferQueue:
         if len(slots) == len(keys):
             return slots
         held = self.kv_list(partition_id).get(partition_id, {})
-        found = dict(zip((key for key in keys if key in held), slots, strict=True))
+        known = [key for key in keys if key in held]
+        if len(known) != len(slots):  # others put and clear meanwhile
+            return [-1] * len(keys)
+        found = dict(zip(known, slots, strict=True))
         return [found.get(key, -1) for key in keys]
 
     def resident(self) -> tuple[int, int, int | None]:
@@ -252,11 +255,15 @@ class TransferQueue:
         """
         self._client()
         task = asyncio.ensure_future(call(*arguments))
-        while not (await asyncio.wait({task}, timeout=_WATCH_S))[0]:
-            gone = [name for name, actor in self._actors.items() if await _ended(actor)]
-            if gone:
+        try:
+            while not (await asyncio.wait({task}, timeout=_WATCH_S))[0]:
+                gone = [name for name, actor in self._actors.items() if await _ended(actor)]
+                if gone:
+                    lost = f"TransferQueue lost {', '.join(gone)} (its process ended): start the run again"
+                    raise QueueLostError(lost)
+        finally:  # whoever no longer waits, a cancelled session above all, must not write on
+            if not task.done():
                 task.cancel()
-                raise QueueLostError(f"TransferQueue lost {', '.join(gone)} (its process ended): start the run again")
         return task.result()
 
 

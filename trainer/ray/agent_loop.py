@@ -12,7 +12,7 @@ from lineage.trainer.models import ModelFacts, find_model, load_tokenizer
 from lineage.trainer.protocol import DataProto
 from lineage.trainer.queue.transfer_queue import TransferQueue
 from lineage.trainer.ray.errors import answer
-from lineage.trainer.ray.recording import RunProcess, RunTrace
+from lineage.trainer.ray.recording import Line, RunProcess, RunTrace
 from lineage.trainer.ray.reward import RemoteScorer
 from lineage.trainer.ray.rollout import RemoteRollout
 from lineage.trainer.setup import loop_context, register_loops
@@ -51,6 +51,11 @@ class AgentLoopProcess(RunProcess):
             default_agent_loop=agent.default_agent_loop,
             seed=config.trainer.seed,
         )
+
+    def seal(self) -> list[Line]:
+        """The step has ended: the driver has cleared what the sessions put."""
+        self._known.update(self.worker.queue.forget_all())
+        return super().seal()
 
     async def run(self, scope: Scope | None, batch: DataProto) -> None:
         """All sessions of a batch of prompts (see ``AgentLoopWorker.run``)."""

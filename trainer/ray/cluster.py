@@ -38,12 +38,20 @@ def start(config: Any) -> None:
         ray.init(**{**options, **typed})
     except (ValueError, TypeError, RuntimeError, ConnectionError, OSError) as error:
         raise ClusterError(f"ray_kwargs.ray_init={typed}: Ray does not start: {first_line(error)}") from error
-    free = ray.cluster_resources().get("CPU", 0)
+    joined = "address" in typed  # of one's own nothing is taken yet, and Ray counts what is free with a delay
+    free = (ray.available_resources() if joined else ray.cluster_resources()).get("CPU", 0)
+    gpus, ranks = ray.cluster_resources().get("GPU", 0), config.trainer.nnodes * config.trainer.n_gpus_per_node
+    if _on_gpu(config) and gpus < ranks:
+        stop()
+        raise ClusterError(
+            f"the Ray cluster has {gpus:g} GPUs, the run asks for {ranks}, one a rank: lower trainer.n_ranks, or set "
+            "trainer.device=cpu"
+        )
     if free < processes(config):
         stop()
         raise ClusterError(
-            f"the Ray cluster has {free:g} logical CPUs, the run asks for {processes(config)}, one a process: raise "
-            "ray_kwargs.ray_init.num_cpus (a CPU may be shared)"
+            f"the Ray cluster has {free:g} free logical CPUs, the run asks for {processes(config)}, one a process: "
+            "raise ray_kwargs.ray_init.num_cpus (a CPU may be shared)"
         )
 
 
@@ -60,9 +68,15 @@ def processes(config: Any) -> int:
     return int(_OTHERS + units + config.trainer.nnodes * config.trainer.n_gpus_per_node + agents + rewards)
 
 
+# Of a rank's GPU what is its own, so that no two ranks share one, and what is left for the rollout beside the first.
+RANK_SHARE, ROLLOUT_SHARE = 0.6, 0.4
+
+
 def with_gpu(config: Any, share: float) -> dict[str, Any]:
     """Ray's options of a process that computes with a model: a CPU, and on GPUs a share of one."""
-    on_gpu = config.trainer.device.startswith("cuda") or (
-        config.trainer.device == "auto" and ray.cluster_resources().get("GPU", 0) > 0
-    )
-    return {"num_cpus": 1, **({"num_gpus": share} if on_gpu else {})}
+    return {"num_cpus": 1, **({"num_gpus": share} if _on_gpu(config) else {})}
+
+
+def _on_gpu(config: Any) -> bool:
+    device = config.trainer.device
+    return bool(device.startswith("cuda") or (device == "auto" and ray.cluster_resources().get("GPU", 0) > 0))

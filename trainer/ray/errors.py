@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError, TaskCancelledError
+from ray.exceptions import RayActorError, RayError, RayTaskError, TaskCancelledError
 
 from lineage.hooks import LineageError, UserError, first_line
 
@@ -38,12 +38,13 @@ def answers(calls: Mapping[str, Any], doing: str) -> list[Any]:
         ProcessDiedError: one of them died, which then comes before whatever the others say of it.
         Exception: what one of them raised, as it raised it.
     """
-    waiting = list(calls.values())
+    names = {reference: process for process, reference in calls.items()}
+    waiting = list(names)
     while waiting:
-        done, waiting = ray.wait(waiting, num_returns=1)
-        error = _error_of(done[0])
+        (done,), waiting = ray.wait(waiting, num_returns=1)
+        error = _error_of(done)
         if error is not None:
-            raise _first_cause(calls, doing, error)
+            raise _dead(calls, doing) or told(error, names[done], doing)
     return [ray.get(reference) for reference in calls.values()]
 
 
@@ -85,18 +86,14 @@ def _error_of(reference: Any) -> BaseException | None:
     return None
 
 
-def _first_cause(calls: Mapping[str, Any], doing: str, error: BaseException) -> BaseException:
-    """Of what the processes of one call say, the death of one of them, else the error that came first."""
+def _dead(calls: Mapping[str, Any], doing: str) -> BaseException | None:
+    """That a process of a call has died, which the others know as a broken connection; None where none has."""
     ray.wait(list(calls.values()), num_returns=len(calls), timeout=_GRACE_SECONDS)
-    first = None
     for process, reference in calls.items():
         try:
             ray.get(reference, timeout=0)
-        except GetTimeoutError:
-            continue
         except RayActorError as died:
             return told(died, process, doing)
-        except Exception as said:
-            if first is None or said is error:
-                first = told(said, process, doing)
-    return first if first is not None else error
+        except Exception:
+            continue
+    return None

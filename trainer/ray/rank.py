@@ -23,7 +23,7 @@ from lineage.trainer.ray.errors import answers
 from lineage.trainer.ray.recording import Line, RunProcess, RunTrace
 from lineage.trainer.rng import seed_all
 from lineage.trainer.setup import device_of, load_module, make_worker, record_init
-from lineage.trainer.weight_sync import RECEIVER, send
+from lineage.trainer.weight_sync import RECEIVER, UPDATE, send
 
 
 class RankProcess(RunProcess):
@@ -105,14 +105,13 @@ class RankProcess(RunProcess):
         with hooks.inside(scope):
             return self.worker.load_checkpoint(folder, global_steps)
 
-    @traced("weight_sync", component="CheckpointEngineManager.update_weights", consumer=RECEIVER)
-    def update_weights(self, replica: Any, global_steps: int) -> None:
+    def update_weights(self, scope: Scope | None, replica: Any, global_steps: int) -> None:
         """Gather the tensors with the other ranks; the first rank sends them to the rollout."""
         recording = hooks.recorder().enabled and bool(self.config.trace.weights)
-        sent = send(self.worker, global_steps, recording=recording)
+        with hooks.inside(scope), traced("weight_sync", component=UPDATE, consumer=RECEIVER):
+            sent = send(self.worker, global_steps, recording=recording)
         if self.rank == 0:
-            there = {name: tensor.cpu() for name, tensor in sent.items()}
-            answers({"rollout:0": replica.update_weights.remote(there, global_steps)}, "update_weights")
+            answers({"rollout:0": replica.update_weights.remote(scope, sent, global_steps)}, "update_weights")
 
     def close(self, error: str | None = None) -> list[Line]:
         """The run has ended: close what this rank recorded, and leave the others."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from lineage import hooks
 from lineage.hooks import AnyRecorder
+from lineage.trainer.rng import seed_all
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class RunProcess:
     ) -> None:
         quiet_libraries()
         self._said = Said()
+        seed_all(trace.config["trainer"]["seed"])  # a scorer or a tool of the user's may draw
         self._known: set[str] = set()
         self.recorder = trace.open(name, rank, coord)
         self.recorder.step(0)
@@ -80,9 +82,8 @@ class RunProcess:
 
     def seal(self) -> list[Line]:
         """The step has ended: its rows go to disk. Returns what the process has had to say."""
-        recorder = hooks.recorder()
-        if not isinstance(recorder, hooks.NullRecorder):
-            recorder.forget(sorted(self._known))
+        if not isinstance(self.recorder, hooks.NullRecorder):
+            self.recorder.forget(sorted(self._known))
         self._known.clear()
         self.recorder.seal()
         return self._said.taken()
@@ -124,7 +125,7 @@ class Said(logging.Handler):
 def note_tags(keys: Sequence[str], tags: Sequence[Mapping[str, Any]], slots: Sequence[int] | None = None) -> None:
     """Tell the recorder of this process what another one has put on keys, and where: rows about them carry it."""
     recorder = hooks.recorder()
-    if isinstance(recorder, hooks.NullRecorder):
+    if isinstance(recorder, hooks.NullRecorder) or not recorder.tracing:
         return
     recorder.elements.note(keys, tags)
     if slots is not None:

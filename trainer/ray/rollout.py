@@ -14,7 +14,7 @@ from lineage.trainer.ray.errors import answer
 from lineage.trainer.ray.recording import RunProcess, RunTrace
 from lineage.trainer.rollout.base import SamplingParams, TokenOutput
 from lineage.trainer.setup import load_module, make_rollout
-from lineage.trainer.weight_sync import RECEIVER, receive, sleep
+from lineage.trainer.weight_sync import RECEIVER, SLEEP, UPDATE, receive, sleep
 
 
 class RolloutReplica(RunProcess):
@@ -47,15 +47,16 @@ class RolloutReplica(RunProcess):
                 request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, max_tokens=max_tokens, seed=seed
             )
 
-    @traced("weight_sync", component="CheckpointEngineManager.sleep_replicas", consumer=RECEIVER)
-    async def sleep(self) -> None:
+    async def sleep(self, scope: Scope | None) -> None:
         """Take no more requests until the next weights."""
-        sleep(self.engine)
+        with hooks.inside(scope), traced("weight_sync", component=SLEEP, consumer=RECEIVER):
+            sleep(self.engine)
 
-    @traced("weight_sync", component="CheckpointEngineManager.update_weights", consumer=RECEIVER)
-    async def update_weights(self, sent: dict[str, Tensor], global_steps: int) -> None:
+    async def update_weights(self, scope: Scope | None, sent: dict[str, Tensor], global_steps: int) -> None:
         """Take the actor's tensors as version ``global_steps``, and requests again."""
-        receive(self.engine, sent, global_steps, recording=hooks.recorder().enabled and self.record_weights)
+        recording = hooks.recorder().enabled and self.record_weights
+        with hooks.inside(scope), traced("weight_sync", component=UPDATE, consumer=RECEIVER):
+            receive(self.engine, sent, global_steps, recording=recording)
 
 
 class RemoteRollout:

@@ -17,7 +17,7 @@ from lineage.trainer.models import ModelFacts
 from lineage.trainer.parts import Parts, make_parts
 from lineage.trainer.queue.transfer_queue import TransferQueue
 from lineage.trainer.ray.agent_loop import AgentLoopProcess, RemoteAgentLoopWorker
-from lineage.trainer.ray.cluster import with_gpu
+from lineage.trainer.ray.cluster import RANK_SHARE, ROLLOUT_SHARE, with_gpu
 from lineage.trainer.ray.errors import answers
 from lineage.trainer.ray.rank import RankProcess
 from lineage.trainer.ray.recording import Line, RunTrace, reason
@@ -37,6 +37,7 @@ from lineage.trainer.setup import (
 )
 
 _CLOSE_SECONDS = 60.0
+_POLL_SECONDS = 0.02  # each look asks a process that serves the agent loops as well
 
 
 class Cluster:
@@ -80,6 +81,7 @@ class Cluster:
             rollout=RemoteRollout(replica),
             reward=reward,
             checkpoint_manager=RayCheckpointEngineManager(group, replica),
+            poll_interval=_POLL_SECONDS,
         )
 
     def build_agent_loop_manager(self, parts: Parts) -> AgentLoopManager:
@@ -95,7 +97,7 @@ class Cluster:
         return make_agent_loop_manager(self.config, workers)
 
     def _spawn_worker_groups(self, pool: ResourcePool) -> WorkerGroup:
-        actor = ray.remote(RankProcess).options(**with_gpu(self.config, 0.5))
+        actor = ray.remote(RankProcess).options(**with_gpu(self.config, RANK_SHARE))
         ranks = [actor.remote(self.trace, rank, pool.world_size, self.config) for rank in range(pool.world_size)]
         self.processes.update({f"actor:{rank}": process for rank, process in enumerate(ranks)})
         self._ready("actor")
@@ -114,7 +116,7 @@ class Cluster:
         self._ready("reward")
 
     def _init_llm_server_manager(self) -> Any:
-        actor = ray.remote(RolloutReplica).options(**with_gpu(self.config, 0.4))
+        actor = ray.remote(RolloutReplica).options(**with_gpu(self.config, ROLLOUT_SHARE))
         self.processes["rollout:0"] = actor.remote(self.trace, self.config)
         self._ready("rollout")
         made("LLMServerManager", name=self.config.actor_rollout_ref.rollout.name, replicas=1)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -72,6 +73,7 @@ class TaskRunner:
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._training: asyncio.Task[Any] | None = None
+        self._stopped = False
         self._error: BaseException | None = None
 
     def run(self) -> Iterator[Event]:
@@ -88,6 +90,7 @@ class TaskRunner:
 
     def stop(self) -> None:
         """End the training as Ctrl-C does: the processes close what they record."""
+        self._stopped = True
         if self._loop is not None and self._training is not None:
             with contextlib.suppress(RuntimeError):  # it has just ended by itself
                 self._loop.call_soon_threadsafe(self._training.cancel)
@@ -104,6 +107,8 @@ class TaskRunner:
 
     async def _fit(self) -> None:
         self._loop, self._training = asyncio.get_running_loop(), asyncio.current_task()
+        if self._stopped:
+            raise asyncio.CancelledError
         trainer = RayPPOTrainer(self.config, self.trace, tracking=_Relay(self._events))
         why: BaseException | None = None
         try:
@@ -161,10 +166,11 @@ def train(config: Any, trace: RunTrace) -> Generator[Event, None, None]:
 
 def _stop(runner: Any, following: Any) -> None:
     """Ask the runner to end, and wait until it has; a second Ctrl-C waits no longer."""
+    until = time.monotonic() + _STOP_SECONDS
     with contextlib.suppress(Exception):
         ray.get(runner.stop.remote(), timeout=_STOP_SECONDS)
-        for reference in following:
-            ray.get(reference, timeout=_STOP_SECONDS)
+        while ray.wait([following], timeout=max(0.0, until - time.monotonic()))[0]:
+            ray.get(next(following))
 
 
 def _portable(error: BaseException) -> BaseException:

@@ -55,7 +55,9 @@ class RayPPOTrainer(PPOTrainerSync):
         Args:
             why: what ended the run; None where it ended in order.
         """
-        self.cluster.close_recorders(why)
-        hooks.recorder().close(why)
-        hooks.install(hooks.NullRecorder())
-        self.cluster.close_queue()
+        try:
+            self.cluster.close_recorders(why)
+        finally:
+            hooks.recorder().close(why)
+            hooks.install(hooks.NullRecorder())
+            self.cluster.close_queue()

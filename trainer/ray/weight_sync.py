@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from lineage import hooks
 from lineage.trainer.ray.errors import answers
 from lineage.trainer.ray.worker_group import WorkerGroup
 
@@ -22,8 +23,8 @@ class RayCheckpointEngineManager:
 
     def sleep_replicas(self) -> None:
         """Stop generation: no request is admitted until the next sync has ended."""
-        answers({"rollout:0": self.replica.sleep.remote()}, "sleep_replicas")
+        answers({"rollout:0": self.replica.sleep.remote(hooks.scope())}, "sleep_replicas")
 
     def update_weights(self, global_steps: int) -> None:
         """Give the actor's weights to the rollout as version ``global_steps`` and wake it."""
-        self.group.call("update_weights", self.replica, global_steps)
+        self.group.call("update_weights", hooks.scope(), self.replica, global_steps)
