@@ -100,7 +100,7 @@ def test_what_is_ignored_is_listed_and_does_not_count(command):
         ("QUE009", "old_log_prob", "log_probs", "requires_grad"),
         ("VER007", "weight_sync", "rollout", "copies"),
         ("REW004", "reward", "rm_scores", "missing"),
-        ("VER001", "reward", "responses", "tags"),
+        ("VER001", "rollout", "status", "tags"),
         ("TOK002", "reward", "responses", "length"),
     ],
 )

@@ -140,6 +140,7 @@ def test_any_changed_element_is_found_and_is_the_first_parting(tmp_path, data):
     there = [
         number for number, row in enumerate(rows)
         if (name, row["op"]) != ("source_index", "reorder")
+        and (name not in aspects.CARRIED or row["op"] == "tag")
         and any(value not in (None, []) for value in row[name] or ())
     ]  # fmt: skip
     if not there:
@@ -330,6 +331,17 @@ def test_the_wall_clock_does_not_count(trace, rows):
     assert aspects_of(found) == {"timing"}
     changed[number]["sum"][1] += 1
     assert not diff(trace("a", base), trace("b", changed)).equal
+
+
+def test_a_tag_counts_where_it_is_put(trace, rows):
+    """A row that carries a version its process was not told of is of place; the row that tags it is content."""
+    put = next(n for n, row in enumerate(rows) if row["op"] == "tag" and row["global_steps_tag"])
+    carrying = next(n for n, row in enumerate(rows) if row["op"] == "produce" and row["entity"] == "trajectory")
+    for number, aspect, equal in ((carrying, "counters", True), (put, "tags", False)):
+        changed = copy.deepcopy(rows)
+        changed[number]["global_steps_tag"] = [7] * changed[number]["n"]
+        found = diff(trace(f"a{number}"), trace(f"b{number}", changed))
+        assert (found.equal, aspects_of(found)) == (equal, {aspect})
 
 
 def test_place_counts_when_it_is_asked_to(trace, rows):
