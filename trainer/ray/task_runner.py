@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import queue
 import threading
-import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -166,11 +165,10 @@ def train(config: Any, trace: RunTrace) -> Generator[Event, None, None]:
 
 def _stop(runner: Any, following: Any) -> None:
     """Ask the runner to end, and wait until it has; a second Ctrl-C waits no longer."""
-    until = time.monotonic() + _STOP_SECONDS
     with contextlib.suppress(Exception):
         ray.get(runner.stop.remote(), timeout=_STOP_SECONDS)
-        while ray.wait([following], timeout=max(0.0, until - time.monotonic()))[0]:
-            ray.get(next(following))
+        for reference in following:
+            ray.get(reference, timeout=_STOP_SECONDS)
 
 
 def _portable(error: BaseException) -> BaseException:
