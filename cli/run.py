@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -165,7 +164,10 @@ def _configuration(overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
 
 def _run(config: DictConfig, console: Console, gate: Gate) -> Summary:
     """Train in a run folder of its own."""
-    _quiet_libraries()
+    from lineage.trainer.quiet import quiet_libraries
+
+    quiet_libraries()
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     from lineage.cli.training import Training, train_here, train_on_ray
     from lineage.run import TRACE_FILE, new_run_folder
     from lineage.trainer.config import loggers, resolved, save
@@ -219,16 +221,6 @@ def _why_untraced(config: DictConfig) -> str | None:
     if hooks.disabled():
         return "LINEAGE_DISABLED is set"
     return None if config.trace.enabled else "trace.enabled=false"
-
-
-def _quiet_libraries() -> None:
-    """Keep progress bars and notices of libraries out of the run's own lines; their errors still show."""
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
 
 
 def _print_summary(summary: Summary, console: Console) -> None:

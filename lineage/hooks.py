@@ -19,7 +19,7 @@ from lineage.attach.transfer_queue import TracedQueue
 from lineage.context import LossTerm, Optim, Resident, Sampling, Topology, Weights
 from lineage.errors import LineageError, MissingExtraError, RecorderError, UserError, first_line
 from lineage.keys import TrajectoryKey, parse_key
-from lineage.recorder import NULL_RECORDER, NullRecorder, Recorder
+from lineage.recorder import NULL_RECORDER, NullRecorder, Recorder, reason_of
 from lineage.remote import RemoteRecorder
 from lineage.run import RunInfo, new_run_folder
 from lineage.scopes import Scope, current_scope, current_stage
@@ -52,6 +52,7 @@ __all__ = [
     "new_run_folder",
     "open_recorder",
     "parse_key",
+    "reason_of",
     "recorder",
     "scope",
     "trace_queue",

@@ -93,11 +93,17 @@ def trace_queue(queue: Any = None) -> Any:
 
 
 def init_tokenizer(config: Any) -> tuple[ModelSource, Any]:
-    model = config.actor_rollout_ref.model
-    source = find_model(model.path, model.tokenizer_path)
-    tokenizer = load_tokenizer(source, trust_remote_code=model.trust_remote_code)
+    """Where the model comes from, and its tokenizer."""
+    source, tokenizer = source_and_tokenizer(config)
     made("_init_tokenizer", vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
     return source, tokenizer
+
+
+def source_and_tokenizer(config: Any) -> tuple[ModelSource, Any]:
+    """The model's files and its tokenizer, as any process of a run loads them."""
+    model = config.actor_rollout_ref.model
+    source = find_model(model.path, model.tokenizer_path)
+    return source, load_tokenizer(source, trust_remote_code=model.trust_remote_code)
 
 
 def init_dataloader(config: Any, tokenizer: Any) -> Prompts:

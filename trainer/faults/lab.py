@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import logging
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,6 @@ from typing import Any
 from unittest.mock import patch
 
 from omegaconf import OmegaConf
-from transformers.utils.logging import disable_progress_bar
 
 from lineage import hooks
 from lineage.run import TRACE_FILE
@@ -29,6 +27,7 @@ from lineage.trainer.faults.registry import INCOMPLETE, Fault
 from lineage.trainer.faults.rows import TraceRows
 from lineage.trainer.grpo import PPOTrainerSync
 from lineage.trainer.models import find_model
+from lineage.trainer.quiet import quiet_libraries
 
 OVERRIDES = (
     "data.train_batch_size=3",
@@ -93,8 +92,7 @@ def record_halves(first: Path, second: Path, after: int, overrides: Sequence[str
 
 
 def _record(target: Path, folder: Path, fault: Fault | None, overrides: Sequence[str]) -> None:
-    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
-    disable_progress_bar()
+    quiet_libraries()
     config = compose([line.replace(FOLDER, str(folder)) for line in (*OVERRIDES, *overrides)])
     adapt_to_mode(config)
     validate_config(config)

@@ -8,14 +8,14 @@ from typing import Any
 from lineage import hooks
 from lineage.hooks import Scope
 from lineage.trainer.agent_loop import AgentLoopWorker
-from lineage.trainer.models import ModelFacts, find_model, load_tokenizer
+from lineage.trainer.models import ModelFacts
 from lineage.trainer.protocol import DataProto
 from lineage.trainer.queue.transfer_queue import TransferQueue
 from lineage.trainer.ray.errors import answer
 from lineage.trainer.ray.recording import Line, RunProcess, RunTrace
 from lineage.trainer.ray.reward import RemoteScorer
 from lineage.trainer.ray.rollout import RemoteRollout
-from lineage.trainer.setup import loop_context, register_loops
+from lineage.trainer.setup import loop_context, register_loops, source_and_tokenizer
 
 
 class AgentLoopProcess(RunProcess):
@@ -40,9 +40,8 @@ class AgentLoopProcess(RunProcess):
         scorers: Sequence[Any],
     ) -> None:
         super().__init__(trace, f"agent_loop:{number}")
-        model, agent = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout.agent
-        source = find_model(model.path, model.tokenizer_path)
-        tokenizer = load_tokenizer(source, trust_remote_code=model.trust_remote_code)
+        agent = config.actor_rollout_ref.rollout.agent
+        _, tokenizer = source_and_tokenizer(config)
         register_loops(config)
         self.worker = AgentLoopWorker(
             hooks.trace_queue(TransferQueue()),

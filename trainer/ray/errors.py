@@ -39,13 +39,14 @@ def answers(calls: Mapping[str, Any], doing: str) -> list[Any]:
         Exception: what one of them raised, as it raised it.
     """
     names = {reference: process for process, reference in calls.items()}
-    waiting = list(names)
+    waiting, said = list(names), dict[Any, Any]()
     while waiting:
         (done,), waiting = ray.wait(waiting, num_returns=1)
-        error = _error_of(done)
-        if error is not None:
-            raise _dead(calls, doing) or told(error, names[done], doing)
-    return [ray.get(reference) for reference in calls.values()]
+        try:
+            said[done] = ray.get(done)
+        except Exception as error:
+            raise _dead(calls, doing) or told(error, names[done], doing) from None
+    return [said[reference] for reference in names]
 
 
 async def answer(reference: Any, process: str, doing: str) -> Any:
@@ -76,14 +77,6 @@ def told(error: BaseException, process: str, doing: str) -> BaseException:
             "recorded is kept; where checkpoints are saved, go on with trainer.resume_mode"
         )
     return error
-
-
-def _error_of(reference: Any) -> BaseException | None:
-    try:
-        ray.get(reference)
-    except Exception as error:
-        return error
-    return None
 
 
 def _dead(calls: Mapping[str, Any], doing: str) -> BaseException | None:

@@ -16,13 +16,13 @@ from lineage.trainer.engine.fsdp import device_mesh
 from lineage.trainer.engine.process_group import destroy_process_group, init_process_group
 from lineage.trainer.engine.ranks import Ranks
 from lineage.trainer.engine.topology import fsdp_topology
-from lineage.trainer.models import ModelFacts, find_model, load_tokenizer
+from lineage.trainer.models import ModelFacts
 from lineage.trainer.protocol import KVBatchMeta
 from lineage.trainer.queue.transfer_queue import TransferQueue
 from lineage.trainer.ray.errors import answers
 from lineage.trainer.ray.recording import Line, RunProcess, RunTrace
 from lineage.trainer.rng import seed_all
-from lineage.trainer.setup import device_of, load_module, make_worker, record_init
+from lineage.trainer.setup import device_of, load_module, make_worker, record_init, source_and_tokenizer
 from lineage.trainer.weight_sync import RECEIVER, UPDATE, send
 
 
@@ -54,13 +54,12 @@ class RankProcess(RunProcess):
             address: of the first rank, ``host:port``.
             total_training_steps: length of the run.
         """
-        config, model = self.config, self.config.actor_rollout_ref.model
+        config = self.config
         device, fsdp_size = device_of(config.trainer.device), config.actor_rollout_ref.actor.fsdp_config.fsdp_size
         host, _, port = address.rpartition(":")
         init_process_group(self.rank, self.world, master_addr=host, master_port=int(port), device=device)
         seed_all(config.trainer.seed)
-        source = find_model(model.path, model.tokenizer_path)
-        tokenizer = load_tokenizer(source, trust_remote_code=model.trust_remote_code)
+        source, tokenizer = source_and_tokenizer(config)
         module = load_module(config, source)
         facts = ModelFacts.of(module, tokenizer)
         self.worker = make_worker(

@@ -11,6 +11,7 @@ from typing import Any
 
 from lineage import hooks
 from lineage.hooks import AnyRecorder
+from lineage.trainer.quiet import quiet_libraries
 from lineage.trainer.rng import seed_all
 
 
@@ -130,17 +131,3 @@ def note_tags(keys: Sequence[str], tags: Sequence[Mapping[str, Any]], slots: Seq
     recorder.elements.note(keys, tags)
     if slots is not None:
         recorder.elements.note_slots(keys, slots)
-
-
-def reason(error: BaseException | None) -> str | None:
-    """What the other processes are told of an error: their recorders keep its text."""
-    return None if error is None else f"{type(error).__name__}: {error}".removesuffix(": ")
-
-
-def quiet_libraries() -> None:
-    """Keep progress bars and notices of libraries out of the run's own lines; their errors still show."""
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()

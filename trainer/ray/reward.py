@@ -7,10 +7,10 @@ from typing import Any
 
 from lineage import hooks
 from lineage.hooks import Scope
-from lineage.trainer.models import find_model, load_tokenizer
 from lineage.trainer.ray.errors import answer
 from lineage.trainer.ray.recording import RunProcess, RunTrace
 from lineage.trainer.reward import RewardLoopWorker, Score, reward_manager
+from lineage.trainer.setup import source_and_tokenizer
 
 
 class RewardProcess(RunProcess):
@@ -24,9 +24,7 @@ class RewardProcess(RunProcess):
 
     def __init__(self, trace: RunTrace, number: int, config: Any) -> None:
         super().__init__(trace, f"reward:{number}")
-        model = config.actor_rollout_ref.model
-        source = find_model(model.path, model.tokenizer_path)
-        tokenizer = load_tokenizer(source, trust_remote_code=model.trust_remote_code)
+        _, tokenizer = source_and_tokenizer(config)
         self.worker = RewardLoopWorker(reward_manager(config.reward, tokenizer))
 
     async def compute_score(

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from lineage import hooks
 from lineage.hooks import Scope, traced
-from lineage.trainer.models import find_model, load_tokenizer
 from lineage.trainer.ray.errors import answer
 from lineage.trainer.ray.recording import RunProcess, RunTrace
 from lineage.trainer.rollout.base import SamplingParams, TokenOutput
-from lineage.trainer.setup import load_module, make_rollout
+from lineage.trainer.setup import load_module, make_rollout, source_and_tokenizer
 from lineage.trainer.weight_sync import RECEIVER, SLEEP, UPDATE, receive, sleep
 
 
@@ -27,8 +26,7 @@ class RolloutReplica(RunProcess):
 
     def __init__(self, trace: RunTrace, config: Any) -> None:
         super().__init__(trace, "rollout:0")
-        source = find_model(config.actor_rollout_ref.model.path, config.actor_rollout_ref.model.tokenizer_path)
-        tokenizer = load_tokenizer(source, trust_remote_code=config.actor_rollout_ref.model.trust_remote_code)
+        source, tokenizer = source_and_tokenizer(config)
         self.engine = make_rollout(config, load_module(config, source), tokenizer)
         self.record_weights = config.trace.weights
 

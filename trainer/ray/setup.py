@@ -20,7 +20,7 @@ from lineage.trainer.ray.agent_loop import AgentLoopProcess, RemoteAgentLoopWork
 from lineage.trainer.ray.cluster import RANK_SHARE, ROLLOUT_SHARE, with_gpu
 from lineage.trainer.ray.errors import answers
 from lineage.trainer.ray.rank import RankProcess
-from lineage.trainer.ray.recording import Line, RunTrace, reason
+from lineage.trainer.ray.recording import Line, RunTrace
 from lineage.trainer.ray.reward import RewardProcess
 from lineage.trainer.ray.rollout import RemoteRollout, RolloutReplica
 from lineage.trainer.ray.weight_sync import RayCheckpointEngineManager
@@ -141,7 +141,7 @@ class Cluster:
     def close_recorders(self, why: BaseException | None) -> None:
         """End what every process records; one that is dead has left what it had."""
         processes, self.processes = self.processes, {}
-        calls = {process.close.remote(reason(why)): name for name, process in processes.items()}
+        calls = {process.close.remote(hooks.reason_of(why)): name for name, process in processes.items()}
         ended, _ = ray.wait(list(calls), num_returns=len(calls), timeout=_CLOSE_SECONDS)
         for call in ended:
             with contextlib.suppress(RayError):

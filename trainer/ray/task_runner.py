@@ -13,9 +13,10 @@ from typing import Any
 import ray
 
 from lineage.hooks import first_line
+from lineage.trainer.quiet import quiet_libraries
 from lineage.trainer.ray import cluster
 from lineage.trainer.ray.errors import RemoteError, told
-from lineage.trainer.ray.recording import Line, RunTrace, Said, quiet_libraries
+from lineage.trainer.ray.recording import Line, RunTrace, Said
 from lineage.trainer.ray.trainer import RayPPOTrainer
 from lineage.trainer.tracking.dump import Sample
 

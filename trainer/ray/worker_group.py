@@ -62,14 +62,14 @@ class WorkerGroup:
         taken: list[int] = self.call("load_checkpoint", hooks.scope(), folder.resolve(), global_steps)
         return taken[0]
 
-    def call(self, method: str, *arguments: Any, doing: str | None = None) -> list[Any]:
+    def call(self, method: str, *arguments: Any) -> list[Any]:
         """Have every rank do the same; what each returned, by rank.
 
         Raises:
             ProcessDiedError, Exception: as :func:`lineage.trainer.ray.errors.answers`.
         """
         calls = {f"actor:{rank}": getattr(process, method).remote(*arguments) for rank, process in self._numbered()}
-        return answers(calls, doing or method)
+        return answers(calls, method)
 
     def _dispatch(self, method: str, parts: Sequence[KVBatchMeta]) -> list[Any]:
         scope = hooks.scope()
