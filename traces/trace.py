@@ -59,6 +59,7 @@ class Trace:
             weakref.finalize(self, shutil.rmtree, source.temporary, True) if source.temporary is not None else None
         )
         self._con = duckdb.connect()
+        self._con.execute("set enable_progress_bar=false")  # else `python -c` and notebooks get one between our lines
         if threads:
             self._con.execute(f"set threads={int(threads)}")
         if memory_limit:

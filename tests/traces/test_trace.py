@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pyarrow.parquet as pq
 import pytest
 
@@ -104,3 +107,11 @@ def test_a_trajectory_has_a_life_of_its_own(trace):
     assert any(event.field == "responses" and event.mask_sum is not None for event in found.of(key))
     with pytest.raises(TraceError, match="no trajectory and no uid 'nobody'"):
         life(trace, "nobody")
+
+
+def test_no_progress_is_drawn_between_our_lines(trace_file):
+    """DuckDB draws a bar on standard output where Python has no script, as in ``python -c`` and notebooks."""
+    asked = "from duckdb_settings() select value where name = 'enable_progress_bar'"
+    code = f"import lineage; print(lineage.open({str(trace_file)!r}).fetch({asked!r})[1])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[('false',)]\n"
