@@ -39,14 +39,14 @@ def gather_results(calls: Mapping[str, Any], doing: str) -> list[Any]:
         Exception: what one of them raised, as it raised it.
     """
     names = {reference: process for process, reference in calls.items()}
-    waiting, said = list(names), dict[Any, Any]()
+    waiting, results = list(names), dict[Any, Any]()
     while waiting:
         (done,), waiting = ray.wait(waiting, num_returns=1)
         try:
-            said[done] = ray.get(done)
+            results[done] = ray.get(done)
         except Exception as error:
             raise _dead(calls, doing) or unwrap_error(error, names[done], doing) from None
-    return [said[reference] for reference in names]
+    return [results[reference] for reference in names]
 
 
 async def await_result(reference: Any, process: str, doing: str) -> Any:

@@ -117,10 +117,10 @@ class RankProcess(RunProcess):
 
     def close(self, error: str | None = None) -> list[LogLine]:
         """The run has ended: close what this rank recorded, and leave the others."""
-        said = super().close(error)
+        lines = super().close(error)
         destroy_process_group()
         self._store = None
-        return said
+        return lines
 
     @contextmanager
     def _working(self, scope: Scope | None, batch: KVBatchMeta) -> Iterator[None]:

@@ -24,7 +24,7 @@ from lineage.trainer.tracking.dump import Sample
 
 #: for a step to notice that the run is over and for every process to close what it records: a user's function or a
 #: collective that hangs never notices
-_STOP_SECONDS = 60.0
+STOP_SECONDS = 60.0
 _PATIENCE_SECONDS = 5.0
 
 logger = logging.getLogger("lineage")
@@ -188,8 +188,8 @@ def _stop(runner: Any, following: ray.ObjectRefGenerator) -> None:
     runner.stop.remote()
     ended = [following.completed()]
     if not ray.wait(ended, timeout=_PATIENCE_SECONDS)[0]:
-        logger.warning("the step does not end: waiting %d s for it (Ctrl-C: no longer)", _STOP_SECONDS)
-        if not ray.wait(ended, timeout=_STOP_SECONDS)[0]:
+        logger.warning("the step does not end: waiting %d s for it (Ctrl-C: no longer)", STOP_SECONDS)
+        if not ray.wait(ended, timeout=STOP_SECONDS)[0]:
             logger.warning("the step did not end: the run is ended without it")
 
 
