@@ -119,13 +119,13 @@ def run_command(
 
     console = Console(highlight=False, soft_wrap=True, stderr=as_json, quiet=quiet)
     config, lines = _configuration(overrides or [])
-    if config.mode == "ray":
-        need_extra("ray", "mode=ray")
     if cfg == "job":
         from lineage.trainer.config import to_yaml
 
         typer.echo(to_yaml(config), nl=False)
         return
+    if config.mode == "ray":
+        need_extra("ray", "mode=ray")
     for line in lines:
         console.print(line, markup=False)
     from lineage.cli.gate import check_trace, project_gate  # what judges is loaded when it is needed

@@ -12,7 +12,7 @@ from lineage.trainer.kl_control import AdaptiveKLController, KLController, kl_co
 from lineage.trainer.models import ModelFacts
 from lineage.trainer.prompts import PromptStream, ValidationPrompts
 from lineage.trainer.protocol import KVBatchMeta
-from lineage.trainer.replay_buffer import RefillPolicy, ReplayBuffer
+from lineage.trainer.replay_buffer import ReplayBuffer
 from lineage.trainer.reward import RewardLoopManager
 
 
@@ -117,14 +117,10 @@ def make_parts(
     worker: Worker,
     rollout: Any,
     reward: RewardLoopManager,
+    replay_buffer: ReplayBuffer,
     checkpoint_manager: WeightSync,
-    poll_interval: float = 0.001,
 ) -> Parts:
-    """Everything a trainer is made of, of the parts that differ by mode and those that do not.
-
-    Args:
-        poll_interval: seconds between two looks of the replay buffer at the queue.
-    """
+    """Everything a trainer is made of, of the parts that differ by mode and those that do not."""
     controller = kl_controller(config.algorithm.kl_ctrl)
     return Parts(
         config=config,
@@ -135,7 +131,7 @@ def make_parts(
         worker=worker,
         rollout=rollout,
         reward=reward,
-        replay_buffer=ReplayBuffer(queue, poll_interval, policy=RefillPolicy.of(config)),
+        replay_buffer=replay_buffer,
         checkpoint_manager=checkpoint_manager,
         total_training_steps=prompts.total_training_steps,
         prompt_length=prompt_length(config),

@@ -28,7 +28,7 @@ from lineage.trainer.models import ModelFacts, ModelSource, eos_token_ids, find_
 from lineage.trainer.parts import Parts, Prompts, make_parts, prompt_length, response_length
 from lineage.trainer.prompts import PromptStream, ValidationPrompts
 from lineage.trainer.queue import LocalTransferQueue
-from lineage.trainer.replay_buffer import RefillPolicy
+from lineage.trainer.replay_buffer import RefillPolicy, ReplayBuffer
 from lineage.trainer.reward import RewardLoopManager, reward_manager
 from lineage.trainer.rng import seed_all
 from lineage.trainer.rollout.base import RolloutEngine
@@ -83,6 +83,7 @@ def build_parts(config: Any, queue: Any = None) -> Parts:
         worker=worker,
         rollout=rollout,
         reward=reward,
+        replay_buffer=ReplayBuffer(traced_queue, policy=RefillPolicy.of(config)),
         checkpoint_manager=checkpoint_manager,
     )
 

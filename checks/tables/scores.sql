@@ -8,22 +8,28 @@ with cut_support as (
         and (sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0 or sampling.repetition_penalty <> 1
             or (sampling.logprobs_mode like 'raw%' and sampling.temperature <> 1))
 ),
+-- those of which the log-probs are of weights that earlier batches of the step had moved; each rank scores its own rows
 scored as (
-    select run_id, global_steps, k, ord, weights.version as version
+    select run_id, global_steps, k, weights.version <> global_steps - 1 as moved
     from events
-    where stage = 'old_log_prob' and op = 'forward' and field = 'log_probs' and weights is not null
+    where stage = 'old_log_prob' and op = 'forward' and field = 'log_probs' and weights.version is not null
+),
+moved as (
+    select s.run_id, s.global_steps, l.id
+    from scored as s join keyed as l using (k)
+    -- none in a run of one batch a step, and then nothing is looked up
+    where s.global_steps in (select global_steps from scored where moved)
+    group by all
+    having bool_and(s.moved)
 ),
 on_policy as (
-    select distinct e.rid, band(e.run_id) as band
+    select e.rid, e.run_id, e.global_steps, band(e.run_id) as band
     from events as e
-    left join scored as s
-        on s.run_id is not distinct from e.run_id and s.global_steps = e.global_steps and s.k = e.k and s.ord < e.ord
     where e.op = 'compare' and e.field = 'old_log_probs' and e.against = 'rollout_log_probs'
         and e.partition is distinct from 'val'
         and not exists (select 1 from cut_support as c where c.run_id is not distinct from e.run_id)
         and coalesce(setting(e.run_id, 'actor_rollout_ref.rollout.top_p'), '1.0') in ('1', '1.0')
         and coalesce(setting(e.run_id, 'actor_rollout_ref.rollout.top_k'), '-1') in ('0', '-1')
-        and coalesce(s.version, e.global_steps - 1) = e.global_steps - 1
 ),
 aged as (
     select c.id
@@ -32,7 +38,11 @@ aged as (
 )
 select p.rid, p.id, o.band, p.absdiff_sum, p.n_in, p.absdiff_sum / p.n_in as off
 from pair_cells as p join on_policy as o using (rid)
-where p.n_in > 0 and p.id not in (select id from aged);
+where p.n_in > 0 and p.id not in (select id from aged)
+    and not exists (
+        select 1 from moved as m
+        where m.run_id is not distinct from o.run_id and m.global_steps = o.global_steps and m.id = p.id
+    );
 
 -- The optimiser steps of each batch a step trains on, as its mini-batches say it; a step may train on several batches.
 create or replace table update_batches as

@@ -190,6 +190,17 @@ def test_steps_of_several_processes_are_not_judged_one_by_one():
         validate_config(compose(["mode=ray", "trainer.lineage.on_violation=raise"]))
 
 
+@pytest.mark.parametrize("size", [0, -2, 3])
+def test_a_shard_size_that_does_not_divide_the_ranks_is_refused_where_it_is_used(size):
+    """With ``mode=ray``; all ranks (-1, or more than there are) and a divisor of them are fine."""
+    key = "actor_rollout_ref.actor.fsdp_config.fsdp_size"
+    with pytest.raises(ConfigError, match=rf"^{re.escape(key)}={size} does not divide 4 ranks: [^\n]*$"):
+        validate_config(compose(["mode=ray", "trainer.n_ranks=4", f"{key}={size}"]))
+    validate_config(compose(["trainer.n_ranks=4", f"{key}={size}"]))
+    for fits in (-1, 1, 2, 4, 8):
+        validate_config(compose(["mode=ray", "trainer.n_ranks=4", f"{key}={fits}"]))
+
+
 def test_ranks_are_short_for_devices_of_one_node():
     """``trainer.n_ranks`` sets the two sizes it is short for, and is not set beside them."""
     trainer = compose(["trainer.n_ranks=4"]).trainer

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import lineage
-from lineage.trainer.engine.fsdp import FSDPError, decoder_layers, shard_ranks
+from lineage.trainer.engine.fsdp import decoder_layers
 from lineage.trainer.engine.process_group import ProcessGroupError, init_process_group
 from lineage.trainer.engine.topology import fsdp_topology
 
@@ -296,14 +296,6 @@ def test_fsdp_size_leaves_the_data_parallel_size_alone():
     """The world is the data-parallel size, whatever one copy of the model is spread over."""
     assert [fsdp_topology(4, size).reported_dp for size in (-1, 1, 2, 4)] == [4] * 4
     assert [fsdp_topology(4, size).fsdp_size for size in (-1, 1, 2, 4)] == [4, 1, 2, 4]
-    assert [shard_ranks(4, size) for size in (-1, 1, 2, 4, 8)] == [4, 1, 2, 4, 4]
-
-
-@pytest.mark.parametrize("size", [0, -2, 3])
-def test_a_size_that_does_not_divide_is_one_line(size):
-    """It names the key to set."""
-    with pytest.raises(FSDPError, match=r"fsdp_config\.fsdp_size=.* does not divide 4 ranks"):
-        shard_ranks(4, size)
 
 
 def test_layers_are_those_that_are_not_to_be_split(tiny):

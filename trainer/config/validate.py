@@ -12,6 +12,7 @@ from lineage.trainer.config.compose import overridden
 from lineage.trainer.config.errors import ConfigError
 from lineage.trainer.config.tree import keys
 from lineage.trainer.correction.rejection_rules import rejection_rules
+from lineage.trainer.engine.topology import TopologyError, shard_ranks, world_size
 
 _KL_ESTIMATORS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 # Values this version runs; anything else is one error line that names these.
@@ -322,11 +323,19 @@ def _check_trainer(config: DictConfig) -> None:
     if unknown:
         raise ConfigError(f"trainer.logger: unknown {', '.join(unknown)}; known: {', '.join(LOGGERS)}")
     _check_validation(config)
-    device = config.trainer.device
+    trainer, device = config.trainer, config.trainer.device
     if device.partition(":")[0] not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"trainer.device={device} is not supported; use one of: auto, cpu, cuda")
     if ":" in device and config.mode == "ray":
         raise ConfigError(f"trainer.device={device}: with mode=ray each process is given a device by Ray; set cuda")
+    if config.mode == "ray":  # embedded mode shards nothing
+        try:
+            shard_ranks(
+                world_size(trainer.nnodes, trainer.n_gpus_per_node),
+                config.actor_rollout_ref.actor.fsdp_config.fsdp_size,
+            )
+        except TopologyError as error:
+            raise ConfigError(str(error)) from error
 
 
 def _check_validation(config: DictConfig) -> None:

@@ -14,29 +14,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 
 from lineage.hooks import UserError
+from lineage.trainer.engine.topology import shard_ranks
 
 #: dimensions of the mesh: copies of the model, and the ranks that one copy is spread over
 REPLICATE, SHARD = "ddp", "fsdp"
 
 
 class FSDPError(UserError):
-    """A model or a number of ranks that cannot be sharded as asked."""
-
-
-def shard_ranks(world_size: int, fsdp_size: int) -> int:
-    """Ranks that one copy of the model is spread over: ``fsdp_size``, or all.
-
-    Raises:
-        FSDPError: the world is no multiple of it.
-    """
-    if fsdp_size == -1 or fsdp_size >= world_size:
-        return world_size
-    if fsdp_size < 1 or world_size % fsdp_size:
-        raise FSDPError(
-            f"actor_rollout_ref.actor.fsdp_config.fsdp_size={fsdp_size} does not divide {world_size} ranks: choose a "
-            "divisor of them, or -1 for all"
-        )
-    return fsdp_size
+    """A model that cannot be sharded as asked."""
 
 
 def device_mesh(world_size: int, fsdp_size: int = -1, device: str = "cpu") -> DeviceMesh:

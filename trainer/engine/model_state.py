@@ -2,7 +2,8 @@
 
 A folder that so many ranks have written is read by any other number of them, and by one process that holds all. What
 is in it are tensors by name and nothing else, so that reading it runs no code: ``model.<name>``,
-``optimizer.<parameter>.<state>``, ``schedule.<counter>`` and, of every rank that is a process, ``rng.<rank>``.
+``optimizer.<parameter>.<state>``, ``schedule.<counter>`` and, of every rank that is a process, ``rng.<rank>``, on a GPU
+``rng.<rank>.cuda`` too.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 METADATA = ".metadata"
 #: of a schedule; all else of it follows from the configuration
 COUNTERS = ("last_epoch", "_step_count")
+_CUDA = ".cuda"
 _DCP = "torch.distributed.checkpoint."
 _PLAIN = {
     (f"{_DCP}metadata", name)
@@ -62,8 +64,7 @@ def save_state(folder: Path, worker: TrainingWorker) -> None:
                 state[f"optimizer.{names[id(parameter)]}.{key}"] = value
     counters = worker.scheduler.state_dict()
     state |= {f"schedule.{name}": torch.tensor(counters[name]) for name in COUNTERS if name in counters}
-    if worker.ranks.group is not None:
-        state[_rng_of(worker)] = torch.get_rng_state()
+    state |= _rng_states(worker)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
@@ -111,8 +112,18 @@ def _together(worker: TrainingWorker) -> dict[str, Any]:
     return {"no_dist": True} if group is None else {"process_group": group}
 
 
-def _rng_of(worker: TrainingWorker) -> str:
-    return f"rng.{worker.ranks.played[0]}"
+def _rng_states(worker: TrainingWorker) -> dict[str, Tensor]:
+    """This rank's generators of torch, by name, as tensors of the host.
+
+    Where one process plays all ranks its generators are the driver's, which keeps them itself (``checkpoint``).
+    """
+    if worker.ranks.group is None:
+        return {}
+    name = f"rng.{worker.ranks.played[0]}"
+    states = {name: torch.get_rng_state()}
+    if worker.device.type == "cuda":
+        states[name + _CUDA] = torch.cuda.get_rng_state(worker.device)
+    return states
 
 
 def _names(worker: TrainingWorker) -> dict[int, str]:
@@ -182,8 +193,7 @@ def _target(reader: _Reader, worker: TrainingWorker) -> dict[str, Tensor]:
         target[f"optimizer.{name}"] = torch.empty_like(like, dtype=kind.properties.dtype)
     for name, kind in _part(saved, "schedule."):
         target[f"schedule.{name}"] = torch.empty(kind.size, dtype=kind.properties.dtype)
-    if worker.ranks.group is not None and _rng_of(worker) in saved:
-        target[_rng_of(worker)] = torch.empty_like(torch.get_rng_state())
+    target |= {name: torch.empty_like(state) for name, state in _rng_states(worker).items() if name in saved}
     return target
 
 
@@ -233,7 +243,10 @@ def _put(read: dict[str, Tensor], worker: TrainingWorker) -> int:
     rates = zip(optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True)
     for group, peak, factor in rates:
         group["lr"] = peak * factor(schedule.last_epoch)
-    if worker.ranks.group is not None and _rng_of(worker) in read:
-        torch.set_rng_state(read[_rng_of(worker)])
+    for name in _rng_states(worker).keys() & read.keys():
+        if name.endswith(_CUDA):
+            torch.cuda.set_rng_state(read[name], worker.device)
+        else:
+            torch.set_rng_state(read[name])
     watched = states.get(trained[worker.step_watch.position], {})
     return int(watched.get("step", 0))

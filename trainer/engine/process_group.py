@@ -17,12 +17,26 @@ class ProcessGroupError(UserError):
     """The ranks did not find each other."""
 
 
+def host_store(host: str, timeout_s: float = TIMEOUT_S) -> dist.TCPStore:
+    """Where the ranks meet, in the first one's process, on a port the system chose: ``store.port``.
+
+    It holds that port from now on. One that is looked up, given back and bound again by ``init_process_group`` may be
+    another program's by then.
+
+    Args:
+        host: of this process, by the name the other ranks reach it.
+        timeout_s: seconds to wait for what another rank is to leave there.
+    """
+    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+
+
 def init_process_group(
     rank: int,
     world_size: int,
     *,
     master_addr: str,
     master_port: int,
+    hosted: dist.TCPStore | None = None,
     device: str = "cpu",
     timeout_s: float = TIMEOUT_S,
 ) -> None:
@@ -32,7 +46,9 @@ def init_process_group(
         rank: of this process, from 0.
         world_size: ranks in all.
         master_addr: host of the first rank.
-        master_port: a free port of it; every rank is told the same.
+        master_port: port of its store; every rank is told the same.
+        hosted: that store, in the process that has made it (:func:`host_store`). Where no rank has one the first makes
+            it, and the port must be free.
         device: of the model, ``cpu`` or ``cuda[:n]``; the second makes it the current device.
         timeout_s: seconds to wait for the others, now and in every collective.
 
@@ -43,12 +59,16 @@ def init_process_group(
     if cuda:
         torch.cuda.set_device(device if ":" in device else rank % torch.cuda.device_count())
     try:
+        timeout = timedelta(seconds=timeout_s)
+        store = hosted or dist.TCPStore(
+            master_addr, master_port, is_master=rank == 0, wait_for_workers=False, timeout=timeout
+        )
         dist.init_process_group(
             backend="cpu:gloo,cuda:nccl" if cuda else "gloo",
-            init_method=f"tcp://{master_addr}:{master_port}",
+            store=store,
             rank=rank,
             world_size=world_size,
-            timeout=timedelta(seconds=timeout_s),
+            timeout=timeout,
         )
     except (RuntimeError, ValueError) as error:  # torch's own errors of the store and the network are RuntimeErrors
         raise ProcessGroupError(

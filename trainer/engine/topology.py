@@ -40,6 +40,22 @@ def fsdp_data_parallel_size(world: int, sp: int = 1) -> int:
     return world // sp
 
 
+def shard_ranks(world: int, fsdp_size: int) -> int:
+    """Ranks that one copy of the model is spread over: ``fsdp_size``; all of them where it is -1 or no less.
+
+    Raises:
+        TopologyError: the world is no multiple of it.
+    """
+    if fsdp_size == -1 or fsdp_size >= world:
+        return world
+    if fsdp_size < 1 or world % fsdp_size:
+        raise TopologyError(
+            f"actor_rollout_ref.actor.fsdp_config.fsdp_size={fsdp_size} does not divide {world} ranks: choose a "
+            "divisor of them, or -1 for all"
+        )
+    return fsdp_size
+
+
 def embedded_topology(nnodes: int, n_gpus_per_node: int) -> Topology:
     """What the embedded engine reports: one process plays ``nnodes * n_gpus_per_node`` data-parallel ranks in turn.
 
@@ -60,11 +76,14 @@ def fsdp_topology(world: int, fsdp_size: int = -1, rollout_dp: int = 1) -> Topol
     Args:
         fsdp_size: ranks that one copy of the model is spread over; -1 for all.
         rollout_dp: rollout replicas.
+
+    Raises:
+        TopologyError: ``fsdp_size`` does not divide the world.
     """
     return Topology(
         backend="fsdp2",
         world_size=world,
         reported_dp=fsdp_data_parallel_size(world),
-        fsdp_size=world if fsdp_size == -1 or fsdp_size > world else fsdp_size,
+        fsdp_size=shard_ranks(world, fsdp_size),
         rollout_dp=rollout_dp,
     )

@@ -9,8 +9,9 @@ and reference), ``rollout:<replica>`` (generation), ``agent_loop:<n>`` (sessions
 
 import os
 
-# Of this process and of all it starts; some of it Ray reads when it is imported, so it stands here.
-_ENVIRONMENT = {
+# Of every process of a run. Ray reads some of it when it is imported, so it stands here; what this process starts
+# inherits it, and a process of a cluster that was joined is given it with the job (``cluster.start``).
+ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing leaves the machine
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray leaves the GPUs' variable alone
     "RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0",  # a step waits for its workers, and means to
@@ -20,5 +21,5 @@ _ENVIRONMENT = {
     "TQ_LOGGING_LEVEL": "ERROR",  # the trace says what is missing; the controller says it too, at every get
     "TQ_NUM_THREADS": "1",  # of torch in a storage unit; the default, 8, is warned of at every put on a small machine
 }
-for _name, _value in _ENVIRONMENT.items():
+for _name, _value in ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)

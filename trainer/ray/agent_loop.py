@@ -8,11 +8,11 @@ from typing import Any
 from lineage import hooks
 from lineage.hooks import Scope
 from lineage.trainer.agent_loop import AgentLoopWorker
-from lineage.trainer.models import ModelFacts
 from lineage.trainer.protocol import DataProto
 from lineage.trainer.queue.transfer_queue import TransferQueue
-from lineage.trainer.ray.errors import answer
-from lineage.trainer.ray.recording import Line, RunProcess, RunTrace
+from lineage.trainer.ray.errors import await_result
+from lineage.trainer.ray.log_relay import LogLine
+from lineage.trainer.ray.recording import RunProcess, RunTrace
 from lineage.trainer.ray.reward import RemoteScorer
 from lineage.trainer.ray.rollout import RemoteRollout
 from lineage.trainer.setup import loop_context, register_loops, source_and_tokenizer
@@ -25,8 +25,8 @@ class AgentLoopProcess(RunProcess):
         trace: how the process records.
         number: of the worker.
         config: the configuration.
-        facts: what the sessions must know of the model.
-        replica: handle of the rollout.
+        rollout: the engine.
+        vocab_size: token ids of the model lie below it.
         scorers: handles of the reward workers; none where a colocated reward scores later.
     """
 
@@ -35,8 +35,8 @@ class AgentLoopProcess(RunProcess):
         trace: RunTrace,
         number: int,
         config: Any,
-        facts: ModelFacts,
-        replica: Any,
+        rollout: RemoteRollout,
+        vocab_size: int,
         scorers: Sequence[Any],
     ) -> None:
         super().__init__(trace, f"agent_loop:{number}")
@@ -45,13 +45,13 @@ class AgentLoopProcess(RunProcess):
         register_loops(config)
         self.worker = AgentLoopWorker(
             hooks.trace_queue(TransferQueue()),
-            loop_context(config, RemoteRollout(replica), tokenizer, facts.vocab_size),
+            loop_context(config, rollout, tokenizer, vocab_size),
             RemoteScorer(scorers) if scorers else None,
             default_agent_loop=agent.default_agent_loop,
             seed=config.trainer.seed,
         )
 
-    def seal(self) -> list[Line]:
+    def seal(self) -> list[LogLine]:
         """The step has ended: the driver has cleared what the sessions put."""
         self._known.update(self.worker.queue.forget_all())
         return super().seal()
@@ -81,4 +81,6 @@ class RemoteAgentLoopWorker:
 
     async def run(self, batch: DataProto) -> None:
         """See ``AgentLoopWorker.run``; cancelled here, it is cancelled there."""
-        await answer(self.process.run.remote(hooks.scope(), batch), f"agent_loop:{self.number}", "generate_sequences")
+        await await_result(
+            self.process.run.remote(hooks.scope(), batch), f"agent_loop:{self.number}", "generate_sequences"
+        )

@@ -10,6 +10,7 @@ import ray
 from omegaconf import OmegaConf
 
 from lineage.hooks import first_line
+from lineage.trainer.ray import ENVIRONMENT
 from lineage.trainer.ray.errors import ClusterError
 
 # the task runner, the rollout, and TransferQueue's controller
@@ -32,13 +33,16 @@ def start(config: Any) -> None:
         "logging_level": logging.ERROR,
         "log_to_driver": False,  # warnings come with the steps; all that is printed is in Ray's session folder
     }
-    if "address" not in typed:
+    joined = typed.get("address", "local") != "local"
+    if joined:
+        typed["runtime_env"] = _with_environment(typed.get("runtime_env"))
+    else:
         options["num_cpus"] = max(os.cpu_count() or 1, processes(config))
     try:
         ray.init(**{**options, **typed})
     except (ValueError, TypeError, RuntimeError, ConnectionError, OSError) as error:
         raise ClusterError(f"ray_kwargs.ray_init={typed}: Ray does not start: {first_line(error)}") from error
-    joined = "address" in typed  # of one's own nothing is taken yet, and Ray counts what is free with a delay
+    # of one's own nothing is taken yet, and Ray counts what is free with a delay
     free = (ray.available_resources() if joined else ray.cluster_resources()).get("CPU", 0)
     gpus, ranks = ray.cluster_resources().get("GPU", 0), config.trainer.nnodes * config.trainer.n_gpus_per_node
     if _on_gpu(config) and gpus < ranks:
@@ -53,6 +57,12 @@ def start(config: Any) -> None:
             f"the Ray cluster has {free:g} free logical CPUs, the run asks for {processes(config)}, one a process: "
             "raise ray_kwargs.ray_init.num_cpus (a CPU may be shared)"
         )
+
+
+def _with_environment(typed: dict[str, Any] | None) -> dict[str, Any]:
+    """The job's environment in a cluster whose processes have not this one's: what was typed comes first."""
+    typed = typed or {}
+    return {**typed, "env_vars": {**{name: os.environ[name] for name in ENVIRONMENT}, **typed.get("env_vars", {})}}
 
 
 def stop() -> None:

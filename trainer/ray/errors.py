@@ -27,7 +27,7 @@ class RemoteError(LineageError):
     """A process raised what cannot travel to this one."""
 
 
-def answers(calls: Mapping[str, Any], doing: str) -> list[Any]:
+def gather_results(calls: Mapping[str, Any], doing: str) -> list[Any]:
     """What every process of a call returned, in the order of ``calls``.
 
     Args:
@@ -39,21 +39,21 @@ def answers(calls: Mapping[str, Any], doing: str) -> list[Any]:
         Exception: what one of them raised, as it raised it.
     """
     names = {reference: process for process, reference in calls.items()}
-    waiting, said = list(names), dict[Any, Any]()
+    waiting, results = list(names), dict[Any, Any]()
     while waiting:
         (done,), waiting = ray.wait(waiting, num_returns=1)
         try:
-            said[done] = ray.get(done)
+            results[done] = ray.get(done)
         except Exception as error:
-            raise _dead(calls, doing) or told(error, names[done], doing) from None
-    return [said[reference] for reference in names]
+            raise _dead(calls, doing) or unwrap_error(error, names[done], doing) from None
+    return [results[reference] for reference in names]
 
 
-async def answer(reference: Any, process: str, doing: str) -> Any:
+async def await_result(reference: Any, process: str, doing: str) -> Any:
     """What one process returned, without holding up the event loop; a cancelled wait cancels the call.
 
     Raises:
-        ProcessDiedError, Exception: as :func:`answers`.
+        ProcessDiedError, Exception: as :func:`gather_results`.
     """
     try:
         return await reference
@@ -61,10 +61,10 @@ async def answer(reference: Any, process: str, doing: str) -> Any:
         ray.cancel(reference)
         raise
     except RayError as error:
-        raise told(error, process, doing) from None
+        raise unwrap_error(error, process, doing) from None
 
 
-def told(error: BaseException, process: str, doing: str) -> BaseException:
+def unwrap_error(error: BaseException, process: str, doing: str) -> BaseException:
     """What an error of Ray means: the error that was raised over there, or that the process has died."""
     if isinstance(error, RayTaskError):
         cause = error.cause
@@ -86,7 +86,7 @@ def _dead(calls: Mapping[str, Any], doing: str) -> BaseException | None:
         try:
             ray.get(reference, timeout=0)
         except RayActorError as died:
-            return told(died, process, doing)
+            return unwrap_error(died, process, doing)
         except Exception:
             continue
     return None

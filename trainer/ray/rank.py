@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,14 +12,15 @@ import ray
 from lineage import hooks
 from lineage.hooks import Scope, traced
 from lineage.trainer.engine.fsdp import device_mesh
-from lineage.trainer.engine.process_group import destroy_process_group, init_process_group
+from lineage.trainer.engine.process_group import destroy_process_group, host_store, init_process_group
 from lineage.trainer.engine.ranks import Ranks
 from lineage.trainer.engine.topology import fsdp_topology
 from lineage.trainer.models import ModelFacts
 from lineage.trainer.protocol import KVBatchMeta
 from lineage.trainer.queue.transfer_queue import TransferQueue
-from lineage.trainer.ray.errors import answers
-from lineage.trainer.ray.recording import Line, RunProcess, RunTrace
+from lineage.trainer.ray.errors import gather_results
+from lineage.trainer.ray.log_relay import LogLine
+from lineage.trainer.ray.recording import RunProcess, RunTrace
 from lineage.trainer.rng import seed_all
 from lineage.trainer.setup import device_of, load_module, make_worker, record_init, source_and_tokenizer
 from lineage.trainer.weight_sync import RECEIVER, UPDATE, send
@@ -39,25 +39,28 @@ class RankProcess(RunProcess):
         super().__init__(trace, f"actor:{rank}", rank=rank, coord={"dp": rank})
         self.rank, self.world = rank, world
         self.config = config
+        self._store: Any = None
 
-    def address(self) -> str:
-        """Where the ranks may meet: this host, and a port that is free."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return f"{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
+    def host_store(self) -> str:
+        """Open the place where the ranks meet, on the first of them; its address, ``host:port``."""
+        host = ray.util.get_node_ip_address()
+        self._store = host_store(host)
+        return f"{host}:{self._store.port}"
 
     @traced("init", component="PPOTrainer.init", consumer="PPOTrainer.fit")
     def init_model(self, address: str, total_training_steps: int) -> ModelFacts:
         """Join the others and build the engine of actor and reference; all ranks at once.
 
         Args:
-            address: of the first rank, ``host:port``.
+            address: of the first rank's store, ``host:port``.
             total_training_steps: length of the run.
         """
         config = self.config
         device, fsdp_size = device_of(config.trainer.device), config.actor_rollout_ref.actor.fsdp_config.fsdp_size
         host, _, port = address.rpartition(":")
-        init_process_group(self.rank, self.world, master_addr=host, master_port=int(port), device=device)
+        init_process_group(
+            self.rank, self.world, master_addr=host, master_port=int(port), hosted=self._store, device=device
+        )
         seed_all(config.trainer.seed)
         source, tokenizer = source_and_tokenizer(config)
         module = load_module(config, source)
@@ -110,13 +113,14 @@ class RankProcess(RunProcess):
         with hooks.inside(scope), traced("weight_sync", component=UPDATE, consumer=RECEIVER):
             sent = send(self.worker, global_steps, recording=recording)
         if self.rank == 0:
-            answers({"rollout:0": replica.update_weights.remote(scope, sent, global_steps)}, "update_weights")
+            gather_results({"rollout:0": replica.update_weights.remote(scope, sent, global_steps)}, "update_weights")
 
-    def close(self, error: str | None = None) -> list[Line]:
+    def close(self, error: str | None = None) -> list[LogLine]:
         """The run has ended: close what this rank recorded, and leave the others."""
-        said = super().close(error)
+        lines = super().close(error)
         destroy_process_group()
-        return said
+        self._store = None
+        return lines
 
     @contextmanager
     def _working(self, scope: Scope | None, batch: KVBatchMeta) -> Iterator[None]:

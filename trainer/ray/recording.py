@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 from lineage import hooks
 from lineage.hooks import AnyRecorder
 from lineage.trainer.quiet import quiet_libraries
+from lineage.trainer.ray.log_relay import LogCollector, LogLine
 from lineage.trainer.rng import seed_all
 
 
@@ -62,7 +62,7 @@ class RunProcess:
         self, trace: RunTrace, name: str, *, rank: int | None = None, coord: Mapping[str, int] | None = None
     ) -> None:
         quiet_libraries()
-        self._said = Said()
+        self._log = LogCollector()
         seed_all(trace.config["trainer"]["seed"])  # a scorer or a tool of the user's may draw
         self._known: set[str] = set()
         self.recorder = trace.open(name, rank, coord)
@@ -81,46 +81,19 @@ class RunProcess:
         note_tags(keys, tags, slots)
         self._known.update(keys)
 
-    def seal(self) -> list[Line]:
+    def seal(self) -> list[LogLine]:
         """The step has ended: its rows go to disk. Returns what the process has had to say."""
         if not isinstance(self.recorder, hooks.NullRecorder):
             self.recorder.forget(sorted(self._known))
         self._known.clear()
         self.recorder.seal()
-        return self._said.taken()
+        return self._log.take()
 
-    def close(self, error: str | None = None) -> list[Line]:
+    def close(self, error: str | None = None) -> list[LogLine]:
         """The run has ended, for a reason where it did not end in order."""
         self.recorder.close(error)
         hooks.install(hooks.NullRecorder())
-        return self._said.taken()
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line of a log: its logger, level and message."""
-
-    name: str
-    level: int
-    message: str
-
-
-class Said(logging.Handler):
-    """Keeps what a process logs, from warnings on, for whoever shows it to the user."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self._lines: list[Line] = []
-        logging.getLogger().addHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record."""
-        self._lines.append(Line(record.name, record.levelno, record.getMessage()))
-
-    def taken(self) -> list[Line]:
-        """What was kept since the last time."""
-        lines, self._lines = self._lines, []
-        return lines
+        return self._log.take()
 
 
 def note_tags(keys: Sequence[str], tags: Sequence[Mapping[str, Any]], slots: Sequence[int] | None = None) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from lineage import hooks
 from lineage.hooks import Scope
-from lineage.trainer.ray.errors import answer
+from lineage.trainer.ray.errors import await_result
 from lineage.trainer.ray.recording import RunProcess, RunTrace
 from lineage.trainer.reward import RewardLoopWorker, Score, reward_manager
 from lineage.trainer.setup import source_and_tokenizer
@@ -51,5 +51,5 @@ class RemoteScorer:
         number = self._asked % len(self.workers)
         self._asked += 1
         asked = self.workers[number].compute_score.remote(hooks.scope(), key, list(response_ids), dict(row))
-        score: Score = await answer(asked, f"reward:{number}", "compute_score")
+        score: Score = await await_result(asked, f"reward:{number}", "compute_score")
         return score

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lineage import hooks
 from lineage.hooks import Scope, traced
-from lineage.trainer.ray.errors import answer
+from lineage.trainer.ray.errors import await_result
 from lineage.trainer.ray.recording import RunProcess, RunTrace
 from lineage.trainer.rollout.base import SamplingParams, TokenOutput
 from lineage.trainer.setup import load_module, make_rollout, source_and_tokenizer
@@ -21,11 +21,12 @@ class RolloutReplica(RunProcess):
 
     Args:
         trace: how the process records.
+        number: of the replica.
         config: the configuration.
     """
 
-    def __init__(self, trace: RunTrace, config: Any) -> None:
-        super().__init__(trace, "rollout:0")
+    def __init__(self, trace: RunTrace, number: int, config: Any) -> None:
+        super().__init__(trace, f"rollout:{number}")
         source, tokenizer = source_and_tokenizer(config)
         self.engine = make_rollout(config, load_module(config, source), tokenizer)
         self.record_weights = config.trace.weights
@@ -74,5 +75,5 @@ class RemoteRollout:
         asked = self.replica.generate.remote(
             hooks.scope(), request_id, list(prompt_ids), sampling_params, max_tokens, seed
         )
-        output: TokenOutput = await answer(asked, "rollout:0", "generate_sequences")
+        output: TokenOutput = await await_result(asked, "rollout:0", "generate_sequences")
         return output

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import queue
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import ray
 
 from lineage.hooks import first_line
 from lineage.trainer.quiet import quiet_libraries
 from lineage.trainer.ray import cluster
-from lineage.trainer.ray.errors import RemoteError, told
-from lineage.trainer.ray.recording import Line, RunTrace, Said
+from lineage.trainer.ray.errors import RemoteError, unwrap_error
+from lineage.trainer.ray.log_relay import LogCollector, LogLine
+from lineage.trainer.ray.recording import RunTrace
 from lineage.trainer.ray.trainer import RayPPOTrainer
 from lineage.trainer.tracking.dump import Sample
 
-_STOP_SECONDS = 60.0
+#: for a step to notice that the run is over and for every process to close what it records: a user's function or a
+#: collective that hangs never notices
+STOP_SECONDS = 60.0
+_PATIENCE_SECONDS = 5.0
+
+logger = logging.getLogger("lineage")
 
 
 @dataclass(frozen=True)
@@ -51,14 +58,18 @@ class Shown:
 class Warned:
     """Something a process of the run logged, from warnings on."""
 
-    line: Line
+    line: LogLine
 
 
 Event = Begun | Logged | Shown | Warned
+Events: TypeAlias = "queue.SimpleQueue[Event | None]"
 
 
 class TaskRunner:
     """Builds the other processes, trains, and tells what comes of it as it comes.
+
+    None of its methods is a coroutine: one would make it an actor of one thread to Ray, in which :meth:`stop` waits
+    for the next event of :meth:`run`.
 
     Args:
         config: the configuration.
@@ -67,10 +78,10 @@ class TaskRunner:
 
     def __init__(self, config: Any, trace: RunTrace) -> None:
         quiet_libraries()
-        self._said = Said()
+        self._log = LogCollector()
         self.config = config
         self.trace = trace
-        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._events: Events = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._training: asyncio.Task[Any] | None = None
         self._stopped = False
@@ -81,10 +92,10 @@ class TaskRunner:
         thread = threading.Thread(target=self._train, name="train")
         thread.start()
         while (event := self._events.get()) is not None:
-            yield from map(Warned, self._said.taken())
+            yield from map(Warned, self._log.take())
             yield event
         thread.join()
-        yield from map(Warned, self._said.taken())
+        yield from map(Warned, self._log.take())
         if self._error is not None:
             raise self._error
 
@@ -97,7 +108,7 @@ class TaskRunner:
 
     def _train(self) -> None:
         try:
-            asyncio.run(self._fit())
+            asyncio.run(_fit(self.config, self.trace, self._events, self._begin))
         except asyncio.CancelledError:
             self._error = KeyboardInterrupt()
         except BaseException as error:
@@ -105,31 +116,36 @@ class TaskRunner:
         finally:
             self._events.put(None)
 
-    async def _fit(self) -> None:
+    def _begin(self) -> None:
+        """The training is a task from here on: what stops it is to cancel that."""
         self._loop, self._training = asyncio.get_running_loop(), asyncio.current_task()
         if self._stopped:
             raise asyncio.CancelledError
-        trainer = RayPPOTrainer(self.config, self.trace, tracking=_Relay(self._events))
-        why: BaseException | None = None
-        try:
-            await trainer.init()
-            manager = trainer.init_agent_loop_manager()
-            self._events.put(Begun(trainer.total_training_steps, trainer.global_steps))
-            await trainer.fit(manager)
-        except asyncio.CancelledError:
-            why = KeyboardInterrupt()
-            raise
-        except BaseException as error:
-            why = error
-            raise
-        finally:
-            trainer.close(why)
+
+
+async def _fit(config: Any, trace: RunTrace, events: Events, begin: Callable[[], None]) -> None:
+    begin()
+    trainer = RayPPOTrainer(config, trace, tracking=_Relay(events))
+    why: BaseException | None = None
+    try:
+        await trainer.init()
+        manager = trainer.init_agent_loop_manager()
+        events.put(Begun(trainer.total_training_steps, trainer.global_steps))
+        await trainer.fit(manager)
+    except asyncio.CancelledError:
+        why = KeyboardInterrupt()
+        raise
+    except BaseException as error:
+        why = error
+        raise
+    finally:
+        trainer.close(why)
 
 
 class _Relay:
     """Takes the trainer's metrics to whoever follows the run."""
 
-    def __init__(self, events: queue.SimpleQueue[Event | None]) -> None:
+    def __init__(self, events: Events) -> None:
         self._events = events
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
@@ -156,7 +172,7 @@ def train(config: Any, trace: RunTrace) -> Generator[Event, None, None]:
                 event: Event = ray.get(reference)
                 yield event
         except ray.exceptions.RayError as error:
-            raise told(error, "driver", "fit") from None
+            raise unwrap_error(error, "driver", "fit") from None
         except (KeyboardInterrupt, GeneratorExit):
             _stop(runner, following)
             raise
@@ -164,12 +180,17 @@ def train(config: Any, trace: RunTrace) -> Generator[Event, None, None]:
         cluster.stop()
 
 
-def _stop(runner: Any, following: Any) -> None:
-    """Ask the runner to end, and wait until it has; a second Ctrl-C waits no longer."""
-    with contextlib.suppress(Exception):
-        ray.get(runner.stop.remote(), timeout=_STOP_SECONDS)
-        for reference in following:
-            ray.get(reference, timeout=_STOP_SECONDS)
+def _stop(runner: Any, following: ray.ObjectRefGenerator) -> None:
+    """Ask the runner to end, and wait until it has, or hangs; a second Ctrl-C waits no longer.
+
+    What has happened meanwhile is not followed: of the events only their end is waited for.
+    """
+    runner.stop.remote()
+    ended = [following.completed()]
+    if not ray.wait(ended, timeout=_PATIENCE_SECONDS)[0]:
+        logger.warning("the step does not end: waiting %d s for it (Ctrl-C: no longer)", STOP_SECONDS)
+        if not ray.wait(ended, timeout=STOP_SECONDS)[0]:
+            logger.warning("the step did not end: the run is ended without it")
 
 
 def _portable(error: BaseException) -> BaseException:

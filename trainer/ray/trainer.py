@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from lineage import hooks
@@ -9,9 +10,10 @@ from lineage.hooks import traced
 from lineage.trainer.agent_loop import AgentLoopManager
 from lineage.trainer.grpo import PPOTrainerSync, Tracking
 from lineage.trainer.parts import Parts
-from lineage.trainer.protocol import KVBatchMeta
-from lineage.trainer.ray.recording import RunTrace, note_tags
-from lineage.trainer.ray.setup import Cluster
+from lineage.trainer.queue.transfer_queue import TransferQueue
+from lineage.trainer.ray.recording import RunTrace
+from lineage.trainer.ray.run_processes import RunProcesses
+from lineage.trainer.ray.setup import build_agent_loop_manager, build_parts
 
 
 class RayPPOTrainer(PPOTrainerSync):
@@ -24,30 +26,25 @@ class RayPPOTrainer(PPOTrainerSync):
     """
 
     def __init__(self, config: Any, trace: RunTrace, *, tracking: Tracking | None = None) -> None:
-        super().__init__(config, folder=trace.folder, tracking=tracking)
-        self.cluster = Cluster(config, trace)
+        super().__init__(config, folder=trace.folder, tracking=tracking, queue=TransferQueue())
+        self.processes = RunProcesses(trace)
         trace.open("driver")
 
     def _build_parts(self) -> Parts:
-        return self.cluster.build_parts()
+        return build_parts(self.config, self._queue, self.processes)
 
     @traced("init", component="TaskRunner.init_agent_loop_manager", consumer="PPOTrainer.fit")
     def init_agent_loop_manager(self) -> AgentLoopManager:
         """The manager that runs the sessions, over worker processes."""
-        return self.cluster.build_agent_loop_manager(self.parts)
+        return build_agent_loop_manager(self.config, self.parts, self.processes)
 
     def _begin(self, global_steps: int) -> None:
         super()._begin(global_steps)
-        self.cluster.begin(global_steps)
+        self.processes.begin(global_steps)
 
     def _seal(self) -> None:
-        self.cluster.seal()
+        self.processes.seal()
         super()._seal()
-
-    async def _sample(self) -> KVBatchMeta:
-        batch = await super()._sample()
-        note_tags(batch.keys, batch.tags)  # the agent loops put them
-        return batch
 
     def close(self, why: BaseException | None) -> None:
         """End every process's recording, this one's last: it seals the run. Then the queue goes.
@@ -56,8 +53,9 @@ class RayPPOTrainer(PPOTrainerSync):
             why: what ended the run; None where it ended in order.
         """
         try:
-            self.cluster.close_recorders(why)
+            self.processes.close(why)
         finally:
             hooks.recorder().close(why)
             hooks.install(hooks.NullRecorder())
-            self.cluster.close_queue()
+            with contextlib.suppress(Exception):  # a cluster that is already going down has ended it
+                self._queue.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lineage import hooks
-from lineage.trainer.ray.errors import answers
+from lineage.trainer.ray.errors import gather_results
 from lineage.trainer.ray.worker_group import WorkerGroup
 
 
@@ -23,7 +23,7 @@ class RayCheckpointEngineManager:
 
     def sleep_replicas(self) -> None:
         """Stop generation: no request is admitted until the next sync has ended."""
-        answers({"rollout:0": self.replica.sleep.remote(hooks.scope())}, "sleep_replicas")
+        gather_results({"rollout:0": self.replica.sleep.remote(hooks.scope())}, "sleep_replicas")
 
     def update_weights(self, global_steps: int) -> None:
         """Give the actor's weights to the rollout as version ``global_steps`` and wake it."""

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from lineage import hooks
-from lineage.hooks import Topology
+from lineage.hooks import LineageError, Topology
 from lineage.trainer.actor import scored_by, trained_by
 from lineage.trainer.models import ModelFacts
 from lineage.trainer.protocol import KVBatchMeta
-from lineage.trainer.ray.errors import answers
+from lineage.trainer.ray.errors import gather_results
 
 
 class WorkerGroup:
@@ -31,9 +31,9 @@ class WorkerGroup:
 
     def init_model(self, total_training_steps: int) -> ModelFacts:
         """Have the ranks meet and build their engines."""
-        (address,) = answers({"actor:0": self.ranks[0].address.remote()}, "init_model")
+        (address,) = gather_results({"actor:0": self.ranks[0].host_store.remote()}, "init_model")
         facts: list[ModelFacts] = self.call("init_model", address, total_training_steps)
-        self.topology = answers({"actor:0": self.ranks[0].get_topology.remote()}, "init_model")[0]
+        self.topology = gather_results({"actor:0": self.ranks[0].get_topology.remote()}, "init_model")[0]
         return facts[0]
 
     def get_data_parallel_size(self) -> int:
@@ -66,17 +66,23 @@ class WorkerGroup:
         """Have every rank do the same; what each returned, by rank.
 
         Raises:
-            ProcessDiedError, Exception: as :func:`lineage.trainer.ray.errors.answers`.
+            ProcessDiedError, Exception: as :func:`lineage.trainer.ray.errors.gather_results`.
         """
         calls = {f"actor:{rank}": getattr(process, method).remote(*arguments) for rank, process in self._numbered()}
-        return answers(calls, method)
+        return gather_results(calls, method)
 
     def _dispatch(self, method: str, parts: Sequence[KVBatchMeta]) -> list[Any]:
+        rows = [len(part) for part in parts]
+        if len(rows) != len(self.ranks) or not all(rows):  # a rank that is not asked leaves the others in a collective
+            raise LineageError(
+                f"{method}: a batch of {sum(rows)} rows has none for some of the {len(self.ranks)} ranks; the balance "
+                "stage pads a batch until every rank has equally many"
+            )
         scope = hooks.scope()
         calls = {
             f"actor:{rank}": getattr(process, method).remote(scope, parts[rank]) for rank, process in self._numbered()
         }
-        return answers(calls, method)
+        return gather_results(calls, method)
 
     def _numbered(self) -> list[tuple[int, Any]]:
         return list(enumerate(self.ranks))

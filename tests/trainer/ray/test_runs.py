@@ -12,6 +12,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from lineage.trainer.ray.task_runner import STOP_SECONDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
@@ -82,24 +86,82 @@ def test_a_rank_that_is_killed_is_one_error_and_a_trace_that_names_what_it_lacks
     assert "actor:1 left nothing" in checked.stdout
 
 
-def test_ctrl_c_ends_every_process_and_keeps_the_steps(tmp_path: Path) -> None:
-    """Exit code 130; nothing is left running, and the trace holds the steps that were whole."""
+# two steps of eight trajectories are scored, the next one has no end: the driver has no more to tell
+HANGING = """
+import asyncio, itertools, pathlib
+calls = itertools.count(1)
+async def compute_score(**_):
+    if next(calls) > 16:
+        pathlib.Path("hangs").touch()
+        await asyncio.Event().wait()
+    return 0.0
+"""
+
+
+def test_ctrl_c_ends_a_step_that_hangs_and_keeps_those_before(tmp_path: Path) -> None:
+    """Exit code 130; no process is left, none is waited for in vain, and the trace holds the steps that were whole."""
+    (tmp_path / "hanging.py").write_text(HANGING)
+    scorer = [f"reward.custom_reward_function.{key}" for key in ("path=hanging.py", "name=compute_score")]
     command = [sys.executable, "-m", "lineage.cli", "run", "mode=ray", *SMALL, "trainer.total_training_steps=200"]
-    with subprocess.Popen(
-        [*command, "trainer.logger=[jsonl]"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
-    ) as training:
+    with subprocess.Popen([*command, *scorer, "trainer.logger=[jsonl]"], cwd=tmp_path) as training:
         until = time.monotonic() + 300
-        while len(_steps(tmp_path)) < 2:
+        while len(_steps(tmp_path)) < 2 or not (tmp_path / "hangs").exists():
             assert time.monotonic() < until, "no step was trained"
             time.sleep(0.2)
         pid = _rank(tmp_path, "actor:0")
         training.send_signal(signal.SIGINT)
-        training.communicate(timeout=200)
+        interrupted = time.monotonic()
+        training.wait(timeout=200)
     assert training.returncode == 130
+    assert time.monotonic() - interrupted < STOP_SECONDS
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     (trace,) = (tmp_path / "runs").glob("2*/trace.parquet")
     assert {1, 2} <= set(pq.read_table(trace)["global_steps"].to_pylist())
+
+
+OPTIONS = (
+    "+experiment=lora_ref",
+    "trainer.n_ranks=2",
+    "rollout.agent.num_workers=2",
+    "reward.num_workers=2",
+    "rollout.max_num_seqs=1",  # requests that are decoded together change each other's last bits
+    "actor_rollout_ref.model.enable_gradient_checkpointing=true",
+    "data.val_files=builtin:add",
+    "data.val_max_samples=4",
+    "trainer.test_freq=2",
+    "trainer.save_freq=3",
+    "trainer.default_local_dir=saved",
+)
+
+
+def test_tracing_changes_no_weight_on_two_ranks(tmp_path: Path) -> None:
+    """With several workers of each kind, a validation, an adapter and every other step traced; the trace is clean."""
+    (traced := tmp_path / "traced").mkdir()
+    (untraced := tmp_path / "untraced").mkdir()
+    trace = traced / str(run(traced, *OPTIONS, "trace.every=2")["trace"])
+    assert run(untraced, *OPTIONS, "trace.enabled=false")["trace"] is None
+    assert not list(untraced.glob("runs/2*/*.parquet")) + list(untraced.glob("runs/2*/parts"))
+    weights, others = (saved_tensors(folder / "saved/global_step_3/actor") for folder in (traced, untraced))
+    assert weights.keys() == others.keys()
+    assert any(name.startswith("optimizer.") for name in weights)
+    assert [name for name in weights if not torch.equal(weights[name], others[name])] == []
+    rows = pq.read_table(trace).to_pylist()
+    assert {row["process"] for row in rows} > {"actor:1", "agent_loop:1", "reward:1"}
+    assert {row["global_steps"] for row in rows if row["stage"] == "update_actor"} == {1, 3}
+    asked = [row for row in rows if row["partition"] == "val" and row["stage"] == "sample" and row["op"] == "produce"]
+    assert asked
+    assert all(row["max_global_steps"] == [3] * row["n"] for row in asked)  # the driver knows what others have put
+
+
+def test_several_updates_a_step_and_rewards_after_the_rollout(tmp_path: Path) -> None:
+    """On two ranks; both check clean, and nobody scores in a process of its own."""
+    summary = run(
+        tmp_path, "+experiment=[merged_steps,reward_colocated]", "data.train_batch_size=8", "trainer.n_ranks=2"
+    )
+    rows = pq.read_table(tmp_path / str(summary["trace"]), columns=["process", "stage", "global_steps"]).to_pylist()
+    assert {row["process"] for row in rows} == {"driver", "actor:0", "actor:1", "rollout:0", "agent_loop:0"}
+    assert {row["process"] for row in rows if row["stage"] == "reward"} == {"driver"}
 
 
 def test_a_mistake_is_one_line(tmp_path: Path) -> None:
@@ -110,6 +172,15 @@ def test_a_mistake_is_one_line(tmp_path: Path) -> None:
     assert len(errors) == 1
     assert "nowhere.py" in errors[0]
     assert "Traceback" not in done.stderr
+
+
+def saved_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """What the ranks wrote: parameters, moments, the schedule's counters and their generators, by name."""
+    reader = dcp.FileSystemReader(folder)
+    kinds = reader.read_metadata().state_dict_metadata
+    tensors = {name: torch.empty(kind.size, dtype=kind.properties.dtype) for name, kind in kinds.items()}
+    dcp.load(tensors, storage_reader=reader, no_dist=True)
+    return tensors
 
 
 def _steps(folder: Path) -> list[str]:
