@@ -20,7 +20,7 @@ SAMPLES = Path(__file__).parents[2] / "traces" / "samples"
 FACTS = (1, 1500, 1 << 40)
 # Codes that weigh a share over what lies before them: a slice of a single step is too small to say anything by.
 SHARES = ("REW004",)
-# Faults whose codes look from one step into another; each is judged by the whole catalogue, the others by their own code.
+# Their codes look from one step into another: they are judged by the whole catalogue, the others by their own code.
 ACROSS_STEPS = ("KEY007", "MET001", "QUE001", "VAL002", "VER002")
 
 
