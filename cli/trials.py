@@ -267,16 +267,15 @@ def attempt(trial: Trial, folder: Path, keep: bool = False) -> Outcome:
             return Outcome(trial, result, error=broken, record_seconds=time.perf_counter() - began)
         paths = _recorded(trial, _fault(trial), folder)
         recorded = time.perf_counter()
-        reports = [judged(path) for path in paths]
+        found = [(one, judgement(one)) for one in map(judged, paths)]
+        if _fault_is_a_loss(trial):
+            found = [(one, replace(said, blamed=_first_lack(one.path))) for one, said in found]
     except Exception as error:
         return _crashed(trial, error, began)
     finally:
         _wait_no_longer()
         for path in () if keep else paths:
             path.unlink(missing_ok=True)
-    found = [(one, judgement(one)) for one in reports]
-    if _fault_is_a_loss(trial):
-        found = [(one, replace(said, blamed=_first_lack(one.path))) for one, said in found]
     fails = [pair for pair in found if not pair[1].clean]
     warns = [pair for pair in found if not _clean(trial, pair[1])]
     report, said_of_it = (fails or warns or found[-1:])[0]
