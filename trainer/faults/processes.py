@@ -24,15 +24,16 @@ PUT = "lineage.trainer.actor.ActorRolloutRefWorker._put"
 @fault("QUE001", "ref_log_prob", *RAY)
 def rank_writes_after_the_clear() -> Seams:
     """A rank sends its log-probs once more when its answer was late, and the driver has cleared the step by then."""
-    late: list[tuple[KVBatchMeta, dict[str, Tensor]]] = []
 
     def put(original: Any, worker: Any, batch: KVBatchMeta, columns: Mapping[str, list[Tensor]], *rest: Any) -> None:
         original(worker, batch, columns, *rest)
         if hooks.current().name == "ref_log_prob":
-            late[:] = [(batch, {name: nested_from_list(rows) for name, rows in columns.items()})]
+            # on the worker: Ray sends the methods of an actor's class as copies, which share no variable
+            worker.late = (batch, {name: nested_from_list(rows) for name, rows in columns.items()})
 
     def seal(original: Any, process: Any) -> Any:
-        for batch, fields in late:
+        if hasattr(process.worker, "late"):
+            batch, fields = process.worker.late
             with traced("ref_log_prob", component="ActorRolloutRefWorker.compute_ref_log_prob"):
                 process.worker.queue.kv_batch_put(
                     keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(fields, batch_size=[len(batch)])
