@@ -30,11 +30,16 @@ handed as (
 ),
 minis as (
     select step_id, run_id, coalesce(attrs['sub_step'], '') as sub_step, ppo_epoch, mini_batch, min(ord) as ord,
-        min_by(rid, ord) as rid, sum(n) as n, count(distinct coord.dp) as ranks,
+        -- of ranks that split each for itself, the one whose share is off
+        min_by(rid, (-abs(n * dp_size - mini_size), ord)) as rid, sum(n) as n, count(distinct coord.dp) as ranks,
         max(coalesce(topology.reported_dp, try_cast(attrs['dp_size'] as bigint))) as dp,
         max(try_cast(attrs['mini_batch_size'] as bigint)) as said_rows, max(try_cast(attrs['epochs'] as bigint)) as said_epochs
-    from events
-    where stage = 'update_actor' and op = 'split' and mini_batch is not null and micro_batch is null and leads
+    from (
+        select *, case when coord.dp is null then 1 else coalesce(try_cast(attrs['dp_size'] as bigint), 1) end as dp_size,
+            coalesce(try_cast(attrs['mini_batch_size'] as bigint), 0) as mini_size
+        from events
+        where stage = 'update_actor' and op = 'split' and mini_batch is not null and micro_batch is null and leads
+    )
     group by all
 )
 select m.*, h.n as given, a.batch_rows,
