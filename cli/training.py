@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from lineage.checks.online import StepChecker
     from lineage.hooks import AnyRecorder
     from lineage.trainer.tracking.loggers import Tracking
+
+# for a process that Ray is still ending to let go of its parts
+_PATIENCE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -176,10 +180,16 @@ def _seal(folder: Path) -> None:
 
     if parts_folder(folder / PARTS) is None:
         return
+    patience = time.monotonic() + _PATIENCE_SECONDS
     try:
-        compact(folder)
-    except UserError:  # one of them still writes: the folder can be read as it is
-        pass
+        while True:
+            try:
+                compact(folder)
+                return
+            except UserError:  # one of them still writes: the folder can be read as it is
+                if time.monotonic() > patience:
+                    return
+                time.sleep(0.2)
     except (OSError, pa.ArrowException) as error:
         logging.getLogger("lineage").error("the trace stays in parts under %s: %s", folder / PARTS, error)
 

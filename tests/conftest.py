@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,9 @@ if str(_BENCHMARKS) not in sys.path:
 import synthetic  # noqa: E402
 
 from lineage import hooks  # noqa: E402
+
+# a shell that starts the tests in its background has them, and every command they try, ignore Ctrl-C
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # a shared machine may be slow at any moment, so property tests are not timed
 settings.register_profile("lineage", deadline=None)

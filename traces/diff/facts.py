@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
 import numpy as np
@@ -120,11 +121,13 @@ class Places:
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[str, str, str, str], int] = {}
+        self._lock = threading.Lock()
 
     def numbers(self, scalars: Scalars) -> Int64:
         """The number of each row's place."""
         columns = zip(*(scalars.texts(name) for name in ("stage", "op", "field", "entity")), strict=True)
-        found = [self._numbers.setdefault(place, len(self._numbers)) for place in columns]
+        with self._lock:  # both sides are read by threads
+            found = [self._numbers.setdefault(place, len(self._numbers)) for place in columns]
         return np.array(found, dtype=np.int64)
 
     def names(self) -> list[tuple[str, str, str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
 from torch import Tensor
@@ -41,4 +42,4 @@ def first_element(tensor: Tensor) -> int:
         tensor.device_mesh,  # type: ignore[attr-defined]
         tensor.placements,  # type: ignore[attr-defined]
     )
-    return offset[0] * tensor[:1].numel() if tensor.dim() else 0
+    return offset[0] * math.prod(tensor.shape[1:]) if tensor.dim() else 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
 from typing import Any
 
 import ray
@@ -33,7 +35,7 @@ def start(config: Any) -> None:
         "logging_level": logging.ERROR,
         "log_to_driver": False,  # warnings come with the steps; all that is printed is in Ray's session folder
     }
-    joined = typed.get("address", "local") != "local"
+    joined = (typed.get("address") or "local") != "local"
     if joined:
         typed["runtime_env"] = _with_environment(typed.get("runtime_env"))
     else:
@@ -62,12 +64,18 @@ def start(config: Any) -> None:
 def _with_environment(typed: dict[str, Any] | None) -> dict[str, Any]:
     """The job's environment in a cluster whose processes have not this one's: what was typed comes first."""
     typed = typed or {}
-    return {**typed, "env_vars": {**{name: os.environ[name] for name in ENVIRONMENT}, **typed.get("env_vars", {})}}
+    return {**typed, "env_vars": {**{name: os.environ[name] for name in ENVIRONMENT}, **(typed.get("env_vars") or {})}}
 
 
 def stop() -> None:
     """End what :func:`start` started, or leave the cluster it joined."""
-    ray.shutdown()
+    held = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if held else None
+    try:
+        ray.shutdown()  # to cut it in the middle leaves a driver that is half gone to the interpreter's end
+    finally:
+        if held:
+            signal.signal(signal.SIGINT, before)
 
 
 def processes(config: Any) -> int:

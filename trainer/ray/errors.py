@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError, TaskCancelledError
+from ray.exceptions import RayActorError, RayError, RayTaskError, RuntimeEnvSetupError, TaskCancelledError
 
 from lineage.hooks import LineageError, UserError, first_line
 
-# The others of a group notice a death as a broken connection, and may say so before Ray says who died.
-_GRACE_SECONDS = 5.0
+# The others of a group notice a death as a broken connection, and may say so before Ray says who died: seconds to wait
+# for that, by whether what was raised first looks like such a connection.
+_GRACE_SECONDS, _GRACE_SECONDS_OF_A_BROKEN_CONNECTION = 5.0, 30.0
 
 
 class ClusterError(UserError):
@@ -45,7 +46,8 @@ def gather_results(calls: Mapping[str, Any], doing: str) -> list[Any]:
         try:
             results[done] = ray.get(done)
         except Exception as error:
-            raise _dead(calls, doing) or unwrap_error(error, names[done], doing) from None
+            cause = unwrap_error(error, names[done], doing)
+            raise _dead(calls, doing, cause) or cause from None
     return [results[reference] for reference in names]
 
 
@@ -76,12 +78,18 @@ def unwrap_error(error: BaseException, process: str, doing: str) -> BaseExceptio
             f"process {process} died in {doing}, and the run with it (out of memory? the system's log says). What was "
             "recorded is kept; where checkpoints are saved, go on with trainer.resume_mode"
         )
+    if isinstance(error, RuntimeEnvSetupError):
+        return ClusterError(f"ray_kwargs.ray_init.runtime_env: {process} cannot start by it: {first_line(error)}")
+    if isinstance(error, RayError):
+        return RemoteError(f"{process} in {doing}: {first_line(error)}")
     return error
 
 
-def _dead(calls: Mapping[str, Any], doing: str) -> BaseException | None:
+def _dead(calls: Mapping[str, Any], doing: str, first: BaseException) -> BaseException | None:
     """That a process of a call has died, which the others know as a broken connection; None where none has."""
-    ray.wait(list(calls.values()), num_returns=len(calls), timeout=_GRACE_SECONDS)
+    broken = isinstance(first, RuntimeError) and not isinstance(first, LineageError)  # torch's own of a group
+    grace = _GRACE_SECONDS_OF_A_BROKEN_CONNECTION if broken else _GRACE_SECONDS
+    ray.wait(list(calls.values()), num_returns=len(calls), timeout=grace)
     for process, reference in calls.items():
         try:
             ray.get(reference, timeout=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +31,8 @@ class LogCollector(logging.Handler):
 
     def take(self) -> list[LogLine]:
         """What was kept since the last time."""
-        lines, self._lines = self._lines, []
+        with self.lock or contextlib.nullcontext():  # a handler's own, held while it takes a line
+            lines, self._lines = self._lines, []
         return lines
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from lineage.trainer.protocol import KVBatchMeta
 from lineage.trainer.ray.recording import note_tags
-from lineage.trainer.replay_buffer import ReplayBuffer
+from lineage.trainer.replay_buffer import RefillPolicy, ReplayBuffer
 
 
 class DriverReplayBuffer(ReplayBuffer):
@@ -14,6 +14,10 @@ class DriverReplayBuffer(ReplayBuffer):
 
     Of a training or a validation alike; the recorder forgets them when the keys are cleared.
     """
+
+    async def _evict(self, policy: RefillPolicy, partition_id: str) -> dict[str, str]:
+        self._note(self.sets.finished)
+        return await super()._evict(policy, partition_id)
 
     async def _clear_groups(self, reasons: dict[str, str], why: str, partition_id: str) -> None:
         self._note(reasons)

@@ -163,8 +163,8 @@ def train(config: Any, trace: RunTrace) -> Generator[Event, None, None]:
     Raises:
         UserError: the mistake, or the death of a process, that ended the run.
     """
-    cluster.start(config)
     try:
+        cluster.start(config)
         runner: Any = ray.remote(TaskRunner).options(num_cpus=1, max_concurrency=2).remote(config, trace)
         following = runner.run.options(num_returns="streaming").remote()
         try:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-
-from lineage.trainer.ray.task_runner import STOP_SECONDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
@@ -67,12 +67,8 @@ def test_a_rank_that_is_killed_is_one_error_and_a_trace_that_names_what_it_lacks
     """Exit code 2 and one line that names the process; the whole steps are kept, the torn one says what it lacks."""
     command = [sys.executable, "-m", "lineage.cli", "run", "mode=ray", *SMALL, "trainer.n_ranks=2"]
     command += ["trainer.total_training_steps=200", "trainer.logger=[jsonl]"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as training:
-        until = time.monotonic() + 300
-        while not _steps(tmp_path):
-            assert time.monotonic() < until, "no step was trained"
-            assert training.poll() is None, training.stderr.read()
-            time.sleep(0.2)
+    with started(command, tmp_path) as training:
+        _wait_for(lambda: bool(_steps(tmp_path)), training)
         os.kill(_rank(tmp_path, "actor:1"), signal.SIGKILL)
         out, said = training.communicate(timeout=200)
     assert training.returncode == 2
@@ -103,19 +99,14 @@ def test_ctrl_c_ends_a_step_that_hangs_and_keeps_those_before(tmp_path: Path) ->
     (tmp_path / "hanging.py").write_text(HANGING)
     scorer = [f"reward.custom_reward_function.{key}" for key in ("path=hanging.py", "name=compute_score")]
     command = [sys.executable, "-m", "lineage.cli", "run", "mode=ray", *SMALL, "trainer.total_training_steps=200"]
-    with subprocess.Popen([*command, *scorer, "trainer.logger=[jsonl]"], cwd=tmp_path) as training:
-        until = time.monotonic() + 300
-        while len(_steps(tmp_path)) < 2 or not (tmp_path / "hangs").exists():
-            assert time.monotonic() < until, "no step was trained"
-            time.sleep(0.2)
+    with started([*command, *scorer, "trainer.logger=[jsonl]"], tmp_path) as training:
+        _wait_for(lambda: len(_steps(tmp_path)) >= 2 and (tmp_path / "hangs").exists(), training)
         pid = _rank(tmp_path, "actor:0")
         training.send_signal(signal.SIGINT)
-        interrupted = time.monotonic()
-        training.wait(timeout=200)
+        _, said = training.communicate(timeout=200)
     assert training.returncode == 130
-    assert time.monotonic() - interrupted < STOP_SECONDS
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+    assert "the step did not end" not in said
+    _wait_for(lambda: _gone(pid))
     (trace,) = (tmp_path / "runs").glob("2*/trace.parquet")
     assert {1, 2} <= set(pq.read_table(trace)["global_steps"].to_pylist())
 
@@ -181,6 +172,32 @@ def saved_tensors(folder: Path) -> dict[str, torch.Tensor]:
     tensors = {name: torch.empty(kind.size, dtype=kind.properties.dtype) for name, kind in kinds.items()}
     dcp.load(tensors, storage_reader=reader, no_dist=True)
     return tensors
+
+
+@contextlib.contextmanager
+def started(command: list[str], folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A command that runs, and does not outlive a test that fails."""
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _wait_for(what: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
+    until = time.monotonic() + 300
+    while not what():
+        assert time.monotonic() < until, "it has not happened in five minutes"
+        assert process is None or process.poll() is None, process.stderr.read()
+        time.sleep(0.2)
+
+
+def _gone(pid: int) -> bool:
+    """Whether a process has ended; Ray lets its own end by themselves, and one nobody has waited for has ended too."""
+    try:
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
 
 
 def _steps(folder: Path) -> list[str]:
