@@ -3,8 +3,8 @@
 Everything in a decoder layer but its attention is computed token by token. Around the attention two all-to-alls turn a
 slice of the tokens with all heads into all tokens with a share of the heads, and back (DeepSpeed Ulysses,
 arXiv:2309.14509; verl ``ulysses_sequence_parallel_size``). transformers' attention interface is where they go in, so
-the model's own code is left alone. Each rank's loss is the whole one; its gradient is that of its own slice, and the sum
-over all ranks, by which FSDP reduces, is the gradient.
+the model's own code is left alone. Each rank's loss is the whole one; its gradient is that of its own slice, and the
+sum over all ranks, by which FSDP reduces, is the gradient.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _mask_of_the_whole(*, q_length: int, kv_length: int, q_offset: int = 0, **op
     """The mask of all tokens against all: the model, which holds a slice, would ask for that of its own."""
     from transformers.masking_utils import sdpa_mask
 
-    return sdpa_mask(q_length=kv_length, kv_length=kv_length, q_offset=0, **options)  # type: ignore[no-any-return]
+    return sdpa_mask(q_length=kv_length, kv_length=kv_length, q_offset=0, **options)
 
 
 def _attend(
@@ -135,7 +135,7 @@ def _attend(
     of_share = SimpleNamespace(
         num_key_value_groups=heads // (held * repeats), is_causal=getattr(module, "is_causal", True)
     )
-    made, _ = sdpa_attention_forward(of_share, query, key, value, attention_mask, **options)  # type: ignore[arg-type]
+    made, _ = sdpa_attention_forward(of_share, query, key, value, attention_mask, **options)
     filled = nn.functional.pad(made, (0, 0, 0, 0, 0, tokens - made.shape[1]))
     return _AllToAll.apply(filled, 1, 2, sequence), None
 
@@ -149,7 +149,7 @@ class _AllToAll(torch.autograd.Function):
         return _exchange(tensor, dealt, joined, sequence)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         dealt, joined = ctx.axes
         return _exchange(grad, joined, dealt, ctx.sequence), None, None, None
 
@@ -172,6 +172,6 @@ class _Gathered(torch.autograd.Function):
         return torch.cat(parts, dim=-1)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         sequence = ctx.sequence
         return grad.chunk(sequence.size, dim=-1)[sequence.rank], None
