@@ -202,7 +202,8 @@ class TrainingWorker:
         everyone = [one for process in self.ranks.gathered(told) for one in process]
         mini = MiniBatch.of(count for tokens, _ in everyone for count in tokens)
         attrs = {**plan.attrs, "global_batch_size": str(plan.mini_batch_size), "dp_size": str(len(everyone))}
-        stage.split(keys, topology=self.topology, attrs=attrs, **place.context(), **self.ranks.place)
+        if self.ranks.speaks:
+            stage.split(keys, topology=self.topology, attrs=attrs, **place.context(), **self.ranks.place)
         self.optimizer.zero_grad(set_to_none=True)
         self.step_watch.begin()
         micro, done = 0, list[_Done]()

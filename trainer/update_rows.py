@@ -137,7 +137,7 @@ class Sliced:
                 [row[..., :own] for row, own in zip(by_row.cpu(), held, strict=True)]
             )
         attrs = {"begins": str(begins), "width": str(width), "slices": str(self.sequence.size)}
-        hooks.current().pad(fields, keys=self.rows.keys, attrs=attrs, **self.place)
+        hooks.current().pad(fields, keys=self.rows.keys, span="sequence", attrs=attrs, **self.place)
 
 
 def record_given(rows: SequenceRows, given: Mapping[str, Tensor], place: Mapping[str, Any] | None = None) -> None:
