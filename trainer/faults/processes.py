@@ -137,7 +137,7 @@ def a_row_lacks_a_field() -> Seams:
     return {PUT: put, "lineage.trainer.stages.log_prob.fetch": fetch}
 
 
-@fault("LGP002", "old_log_prob", *RAY, "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2")
+@fault("LGP009", "old_log_prob", *RAY, "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2")
 def wrong_sp_shard() -> Seams:
     """The second rank of a replica takes its neighbour's slice of every sequence: tokens, positions and labels."""
 
