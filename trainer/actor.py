@@ -21,12 +21,14 @@ from lineage.trainer.batching.balance import deal, deal_to_score
 from lineage.trainer.batching.micro_batches import MicroBatchLimit
 from lineage.trainer.engine.ranks import Ranks
 from lineage.trainer.engine.sharded import full
+from lineage.trainer.engine.ulysses import share_sequences
 from lineage.trainer.log_prob import RowScores
 from lineage.trainer.policy import FrozenCopy, make_policy
 from lineage.trainer.probe import probe, record_sample, to_probe
 from lineage.trainer.protocol import KVBatchMeta, nested_from_list
 from lineage.trainer.reward.loop_manager import EXTRA_KEYS
-from lineage.trainer.training import SequenceRows, TrainingWorker, UpdatePlan, infer_rows
+from lineage.trainer.training import SequenceRows, TrainingWorker, infer_rows
+from lineage.trainer.update_plan import UpdatePlan
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -96,7 +98,8 @@ class ActorRolloutRefWorker:
         batches_per_step: updates of a training step.
         record_weights: record a sample of the reference's weights whenever it scores (``trace.weights``).
         probe: rows scored once more, each alone (``trace.probe``).
-        ranks: the data-parallel group, of which this process plays one rank; None plays all of them in turn.
+        ranks: the data-parallel group, of which this process plays one rank, alone or with others that share its
+            sequences out; None plays all of them in turn.
         mesh: the ranks the model is sharded over (``engine.fsdp``); None keeps it whole.
 
     Attributes:
@@ -133,6 +136,8 @@ class ActorRolloutRefWorker:
         self.version = 0
         if config.model.enable_gradient_checkpointing:
             module.gradient_checkpointing_enable()  # type: ignore[operator]
+        if self.ranks.sequence is not None:
+            share_sequences(module, self.ranks.sequence)
         self.policy = make_policy(module, config.model)
         self.reference = self.policy.reference() if with_reference else None
         if mesh is not None:
@@ -241,7 +246,7 @@ class ActorRolloutRefWorker:
         dealt = deal(len(batch), len(self.ranks.played))
         for rank, places in zip(self.ranks.played, dealt, strict=False):
             keys = [batch.keys[place] for place in places]
-            hooks.current().dispatch(keys, coord={"dp": rank}, attrs=plan.attrs)
+            hooks.current().dispatch(keys, coord=self.ranks.coord(rank), attrs=plan.attrs)
         metrics = self.actor.train_mini_batch(rows.select([place for places in dealt for place in places]), plan)
         self.version = info["global_steps"]
         return metrics
@@ -283,12 +288,14 @@ class ActorRolloutRefWorker:
         if self.probe and self.ranks.agreed(hooks.recorder().tracing):
             padding = [tag["is_padding"] for tag in batch.tags]
             chosen = to_probe(rows.lengths("input_ids"), scores.behind, padding, self.probe, self.ranks)
-            probe(module, rows, scores, self.config.rollout.temperature, chosen)
+            probe(module, rows, scores, self.config.rollout.temperature, chosen, self.ranks)
 
     def _rows(self, batch: KVBatchMeta, fields: Sequence[str]) -> SequenceRows:
         return SequenceRows.from_tensordict(batch.keys, fetch(self.queue, batch, fields), self.actor.device)
 
     def _put(self, batch: KVBatchMeta, columns: dict[str, list[Tensor]], scores: RowScores, weights: Weights) -> None:
+        if not self.ranks.speaks:
+            return
         values = {name: nested_from_list(rows).cpu() for name, rows in columns.items()}
         sampling = None if scores.temperature is None else Sampling(temperature=scores.temperature)
         weights = replace(weights, training=scores.training)

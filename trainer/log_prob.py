@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lineage.hooks import UserError
+from lineage.trainer.engine.ulysses import SequenceParallel
 
 # Values of one logits block held at once in float32: bounds memory with a large vocabulary (64 MiB).
 LOGITS_BLOCK = 1 << 24
@@ -32,12 +33,15 @@ class TokenScores:
         entropy: position ``i``: entropy of the distribution of token ``i+1``, nats; None when not asked for.
         temperature: what the logits were divided by.
         given: what the model was given, by field; positions of k axes are ``(batch, k, seq_len)``.
+        slices: where sequences are shared out, of ``input_ids`` and ``position_ids`` the slice that this process's
+            model was given, ``(batch, width)``.
     """
 
     log_probs: Tensor
     entropy: Tensor | None
     temperature: float
     given: Mapping[str, Tensor] = field(default_factory=dict)
+    slices: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ def score_tokens(
     *,
     temperature: float,
     with_entropy: bool,
+    sequence: SequenceParallel | None = None,
 ) -> TokenScores:
     """One forward of ``module`` over right-padded sequences.
 
@@ -84,6 +89,7 @@ def score_tokens(
             ``(k, batch, seq_len)``.
         temperature: logits are divided by it, as the sampler did.
         with_entropy: also return the entropy (costs a second pass over the logits).
+        sequence: the processes that share the sequences out, all of which must ask; each has the scores of the whole.
 
     Raises:
         PositionError: positions of several axes for a model of one.
@@ -93,26 +99,38 @@ def score_tokens(
             f"position_ids of shape ({len(position_ids)}, seq): the model has one axis (its configuration "
             "has no mrope_section); let the agent loop give position_ids (seq), or none"
         )
-    logits = module(
-        input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
-    ).logits
-    batch, seq_len, vocab = logits.shape
-    labels = input_ids[:, 1:]
-    if batch * seq_len * vocab <= LOGITS_BLOCK:
-        log_probs, entropy = _score(logits[:, :-1], labels, temperature, with_entropy)
+    labels, last = input_ids[:, 1:], (0, 1)
+    if sequence is None:
+        logits = module(
+            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
+        ).logits
+        log_probs, entropy = _score_all(logits[:, :-1], labels, temperature, with_entropy)
+        slices = dict[str, Tensor]()
     else:
-        pieces = [_score(logits[row, :-1], labels[row], temperature, with_entropy) for row in range(batch)]
-        log_probs = torch.stack([piece for piece, _ in pieces])
-        entropy = torch.stack([piece for _, piece in pieces if piece is not None]) if with_entropy else None
-    pad_last = nn.functional.pad
-    padded = None if entropy is None else pad_last(entropy, (0, 1))
-    return TokenScores(pad_last(log_probs, (0, 1)), padded, temperature)
+        slices = {"input_ids": sequence.own(input_ids), "position_ids": sequence.own(position_ids)}
+        logits = module(**slices, attention_mask=attention_mask, use_cache=False).logits
+        # the next token of a slice's last one is in the next slice: labels are shifted first, and shared out then
+        own_labels = sequence.own(nn.functional.pad(labels, last))
+        own, own_entropy = _score_all(logits, own_labels, temperature, with_entropy)
+        log_probs = sequence.whole(own, labels.shape[1])
+        entropy = None if own_entropy is None else sequence.whole(own_entropy, labels.shape[1])
+    padded = None if entropy is None else nn.functional.pad(entropy, last)
+    return TokenScores(nn.functional.pad(log_probs, last), padded, temperature, slices=slices)
 
 
 def _takes_axes(module: nn.Module) -> bool:
     """Whether the model's rotary embedding is divided over several axes, as those of vision models are."""
     config = module.config.get_text_config()  # type: ignore[union-attr, operator]
     return "mrope_section" in (getattr(config, "rope_parameters", None) or {})
+
+
+def _score_all(logits: Tensor, labels: Tensor, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
+    """All rows at once, or one after the other where their logits are too many."""
+    if logits.numel() <= LOGITS_BLOCK:
+        return _score(logits, labels, temperature, with_entropy)
+    pieces = [_score(*row, temperature, with_entropy) for row in zip(logits, labels, strict=True)]
+    entropy = torch.stack([piece for _, piece in pieces if piece is not None]) if with_entropy else None
+    return torch.stack([piece for piece, _ in pieces]), entropy
 
 
 def _score(logits: Tensor, labels: Tensor, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor | None]:

@@ -27,7 +27,12 @@ ALONE = Ranks.embedded(1)
 
 @torch.no_grad()
 def probe(
-    module: nn.Module, rows: SequenceRows, scores: RowScores, temperature: float, chosen: Sequence[int | None]
+    module: nn.Module,
+    rows: SequenceRows,
+    scores: RowScores,
+    temperature: float,
+    chosen: Sequence[int | None],
+    ranks: Ranks = ALONE,
 ) -> None:
     """Score some rows again, each alone, and record how far they are from what they had in the batch.
 
@@ -40,7 +45,9 @@ def probe(
         scores: of the batch.
         temperature: the sampler's.
         chosen: positions of the rows (:func:`to_probe`); those of models of several axes are left out.
+        ranks: where they share sequences out, each of a rank's processes scores its slice.
     """
+    sequence = ranks.sequence
     several_axes = any(positions.dim() > 1 for positions in rows.columns["position_ids"])
     if not hooks.recorder().enabled or module.training or several_axes:
         return
@@ -49,10 +56,14 @@ def probe(
         # a forward pass of a sharded module takes all ranks: one of a token keeps another rank's row company
         ids = (rows.columns["input_ids"][0][:1] if row is None else rows.columns["input_ids"][row]).unsqueeze(0)
         positions = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)
-        logits = module(
-            input_ids=ids, attention_mask=torch.ones_like(ids), position_ids=positions, use_cache=False
-        ).logits[0]
-        if row is None:
+        given, mask = {"input_ids": ids, "position_ids": positions}, torch.ones_like(ids)
+        if sequence is None:
+            logits = module(**given, attention_mask=mask, use_cache=False).logits[0]
+        else:
+            own = {name: sequence.own(tensor) for name, tensor in given.items()}
+            logits = module(**own, attention_mask=mask, use_cache=False).logits[0]
+            logits = sequence.whole(logits.T, ids.shape[1]).T
+        if row is None or not ranks.speaks:
             continue
         all_log_probs = (logits[:-1].float() / temperature).log_softmax(dim=-1)
         alone = {
@@ -95,7 +106,7 @@ def record_sample(named_tensors: Mapping[str, Tensor], weights: Weights, ranks: 
     An optimiser step or a sync that should not have been moves all of them; to read every weight would cost a
     synchronisation's time each step.
     """
-    held = ranks.gathered([_sampled(tensor) for tensor in named_tensors.values()])
+    held = ranks.gathered_from_all([_sampled(tensor) for tensor in named_tensors.values()])
     if not ranks.first:
         return
     # a part that several ranks hold is taken once

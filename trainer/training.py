@@ -12,7 +12,7 @@ import logging
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from lineage.trainer.batching.balance import deal_to_score
 from lineage.trainer.batching.micro_batches import MicroBatchLimit
 from lineage.trainer.engine.ranks import Ranks
 from lineage.trainer.engine.sharded import full
+from lineage.trainer.engine.ulysses import SequenceParallel
 from lineage.trainer.log_prob import RowScores, TokenScores, pad_rows, response_windows, score_tokens
 from lineage.trainer.loss import MiniBatch
 from lineage.trainer.metrics import mean_metrics
@@ -33,7 +34,8 @@ from lineage.trainer.ppo_loss import MicroLoss, MicroRead, PolicyRows, bypass_me
 from lineage.trainer.protocol import lengths_of, tokens_last
 from lineage.trainer.rng import derived_seed
 from lineage.trainer.step_watch import StepWatch
-from lineage.trainer.update_rows import MicroRows, PassedBack, record_given
+from lineage.trainer.update_plan import Place, UpdatePlan
+from lineage.trainer.update_rows import MicroRows, PassedBack, Sliced, record_given
 
 logger = logging.getLogger(__name__)
 
@@ -82,44 +84,6 @@ class SequenceRows:
 def rows_of(nested: Tensor, device: torch.device | str = "cpu") -> list[Tensor]:
     """Rows of a jagged tensor as views of its values (``unbind`` does the same, ten times slower)."""
     return list(nested.values().to(device).split(lengths_of(nested).tolist(), dim=-1 if tokens_last(nested) else 0))
-
-
-@dataclass(frozen=True)
-class UpdatePlan:
-    """How one ``update_actor`` walks over its batch (the batch's ``extra_info``).
-
-    Attributes:
-        mini_batch_size: rows of a mini-batch over all ranks: M x G.
-        micro_batches: what one forward pass holds.
-        epochs: passes over the batch.
-        temperature: the sampler's.
-        shuffle_seed: seed of the order of rows inside each rank, None keeps the order.
-        version: version of the weights before the training step.
-        first_update: optimiser steps that came before in the training step.
-        attrs: what the trace rows of the update say of it.
-    """
-
-    mini_batch_size: int
-    micro_batches: MicroBatchLimit
-    epochs: int
-    temperature: float
-    shuffle_seed: int | None
-    version: int
-    first_update: int = 0
-    attrs: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where in the update a mini-batch or micro-batch stands."""
-
-    ppo_epoch: int
-    mini_batch: int
-    update_index: int
-
-    def context(self) -> dict[str, int]:
-        """As context columns of a trace row."""
-        return {"ppo_epoch": self.ppo_epoch, "mini_batch": self.mini_batch, "update_index": self.update_index}
 
 
 class TrainingWorker:
@@ -189,7 +153,7 @@ class TrainingWorker:
         Returns:
             Metrics, each the mean over the optimiser steps; the same on every rank.
         """
-        _refuse_uneven(self.ranks.gathered(len(rows)))
+        _refuse_uneven(self.ranks.gathered_from_all(len(rows)))
         self.module.train()
         parts: list[dict[str, float]] = []
         for epoch in range(plan.epochs):
@@ -238,7 +202,8 @@ class TrainingWorker:
         everyone = [one for process in self.ranks.gathered(told) for one in process]
         mini = MiniBatch.of(count for tokens, _ in everyone for count in tokens)
         attrs = {**plan.attrs, "global_batch_size": str(plan.mini_batch_size), "dp_size": str(len(everyone))}
-        stage.split(keys, topology=self.topology, attrs=attrs, **place.context(), **self.ranks.place)
+        if self.ranks.speaks:
+            stage.split(keys, topology=self.topology, attrs=attrs, **place.context(), **self.ranks.place)
         self.optimizer.zero_grad(set_to_none=True)
         self.step_watch.begin()
         micro, done = 0, list[_Done]()
@@ -247,7 +212,7 @@ class TrainingWorker:
             for part in positions:
                 if rank in here:
                     rows = here[rank].select(part)
-                    context = {**place.context(), "micro_batch": micro, "coord": {"dp": rank}}
+                    context = {**place.context(), "micro_batch": micro, "coord": self.ranks.coord(rank)}
                     size = plan.micro_batches.attrs(sum(rows.lengths("input_ids")))
                     stage.split(rows.keys, attrs={**attrs, **size}, **context)
                     done.append(self._backward(rows, plan, mini, context))
@@ -259,7 +224,7 @@ class TrainingWorker:
         response_lens = rows.lengths("loss_mask")
         prompt_lens = [all_ - own for all_, own in zip(rows.lengths("input_ids"), response_lens, strict=True)]
         with_entropy = bool(self.config.entropy_coeff)
-        scores = _forward(self.module, rows, plan.temperature, with_entropy, self.pad_token_id)
+        scores = _forward(self.module, rows, plan.temperature, with_entropy, self.pad_token_id, self.ranks.sequence)
         entropy = scores.entropy
         inputs = PolicyRows(
             log_prob=response_windows(scores.log_probs, prompt_lens, response_lens),
@@ -273,7 +238,9 @@ class TrainingWorker:
         tracing = hooks.recorder().tracing
         loss = ppo_loss(self.config, inputs, mini, self.bypass, tracing)
         traced = None
-        if tracing:
+        sequence = self.ranks.sequence
+        sliced = Sliced(rows, scores.slices, context, sequence) if tracing and sequence is not None else None
+        if tracing and self.ranks.speaks:
             version = plan.version + (context["update_index"] > 0)
             weights = Weights(version, "actor", adapter=self.adapter, training=self.module.training)
             sampling = Sampling(temperature=scores.temperature)
@@ -284,7 +251,7 @@ class TrainingWorker:
         before = self.step_watch.gradient() if tracing else None
         value.backward()
         passed = PassedBack(value.detach(), before, self.step_watch.gradient() if tracing else None)
-        return _Done(context, loss, passed, None if self.bypass is None else inputs.detached(), traced)
+        return _Done(context, loss, passed, None if self.bypass is None else inputs.detached(), traced, sliced)
 
     def _optimizer_step(
         self, done: Sequence[_Done], plan: UpdatePlan, mini: MiniBatch, place: Place
@@ -311,15 +278,18 @@ class TrainingWorker:
         for micro in done:
             if micro.traced is not None:
                 micro.traced.record(micro.loss)
+            if micro.sliced is not None:
+                micro.sliced.record()
         for micro, attrs, (terms, watched) in zip(done, passed, read, strict=True):
-            for term in terms:
+            for term in terms if self.ranks.speaks else ():
                 stage.loss(term, attrs=attrs | micro.loss.attrs(term.term, watched), **micro.context)
         inputs = [micro.inputs.on_host() for micro in done if micro.inputs is not None]
-        told = self.ranks.gathered((read, inputs, self.step_watch.norms()))
+        everyone = self.ranks.gathered_from_all((read, inputs, self.step_watch.norms()))
+        told = self.ranks.spoken(everyone)
         if self.ranks.first:
             stage.optim_step(
                 Optim(lr=self.step_watch.lr, grad_norm=grad_norm, clip=clip, skipped=skipped),
-                attrs=self.step_watch.attrs([norms for _, _, norms in told]) if hooks.recorder().tracing else None,
+                attrs=self.step_watch.attrs([norms for _, _, norms in everyone]) if hooks.recorder().tracing else None,
                 weights=Weights(plan.version + 1, "actor", adapter=self.adapter, training=True),
                 **place.context(),
             )
@@ -338,7 +308,8 @@ class _Done:
     Attributes:
         passed: what the backward pass began with and what it left.
         inputs: kept where metrics are made of it.
-        traced: kept where it is traced.
+        traced: kept where it is traced, by the process that speaks for its rank.
+        sliced: kept where it is traced and its sequences are shared out.
     """
 
     context: dict[str, Any]
@@ -346,6 +317,7 @@ class _Done:
     passed: PassedBack
     inputs: PolicyRows | None
     traced: MicroRows | None
+    sliced: Sliced | None
 
 
 @torch.no_grad()
@@ -368,9 +340,11 @@ def infer_rows(
     entropy: dict[int, Tensor] = {}
     behind: dict[int, int] = {}
     passes: list[tuple[SequenceRows, Mapping[str, Tensor]]] = []
+    slices: list[Sliced] = []
     divided_by, training = None, module.training
-    held = ranks.gathered(rows.lengths("input_ids"))
-    _refuse_uneven([len(process) for process in held])
+    everyone = ranks.gathered_from_all(rows.lengths("input_ids"))
+    _refuse_uneven([len(process) for process in everyone])
+    held = ranks.spoken(everyone)
     before = sum(map(len, held[: ranks.played[0]]))
     lens = [length for process in held for length in process]
     for rank, number, everywhere in _inference_batches(lens, micro_batches, ranks.size):
@@ -381,17 +355,23 @@ def infer_rows(
         lengths = part.lengths("input_ids")
         size = micro_batches.attrs(sum(lengths))
         if size:
-            hooks.current().split(part.keys, attrs=size, micro_batch=number, coord={"dp": rank})
-        scores = _forward(module, part, temperature, with_entropy, pad_token_id)
+            hooks.current().split(part.keys, attrs=size, micro_batch=number, coord=ranks.coord(rank))
+        scores = _forward(module, part, temperature, with_entropy, pad_token_id, ranks.sequence)
         divided_by, training = scores.temperature, module.training
         if hooks.recorder().tracing:
-            passes.append((part, scores.given))
+            if ranks.speaks:
+                passes.append((part, scores.given))
+            if ranks.sequence is not None:
+                place = {"micro_batch": number, "coord": ranks.coord(rank)}
+                slices.append(Sliced(part, scores.slices, place, ranks.sequence))
         behind |= zip(places, range(len(places)), strict=True)
         log_probs |= zip(places, map(_valid, scores.log_probs, lengths), strict=True)
         if scores.entropy is not None:
             entropy |= zip(places, map(_valid, scores.entropy, lengths), strict=True)
     for part, given in passes:  # once all are under way: a copy to the host would make each wait for the one before
         record_given(part, given)
+    for cut in slices:
+        cut.record()
     order = sorted(log_probs)
     known = [entropy[row] for row in sorted(entropy)]
     return RowScores([log_probs[row] for row in order], known, [behind[row] for row in order], divided_by, training)
@@ -430,10 +410,13 @@ def _forward(
     temperature: float,
     with_entropy: bool,
     pad_token_id: int,
+    sequence: SequenceParallel | None,
 ) -> TokenScores:
     """Score rows padded to one width."""
     ids, attention = rows.padded("input_ids", pad_token_id), rows.padded("attention_mask")
     positions = rows.padded("position_ids")
     by_row = positions.transpose(0, 1) if positions.dim() == 3 else positions
-    scores = score_tokens(module, ids, attention, positions, temperature=temperature, with_entropy=with_entropy)
+    scores = score_tokens(
+        module, ids, attention, positions, temperature=temperature, with_entropy=with_entropy, sequence=sequence
+    )
     return replace(scores, given={"input_ids": ids, "attention_mask": attention, "position_ids": by_row})

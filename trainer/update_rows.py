@@ -11,8 +11,9 @@ from torch import Tensor
 
 from lineage import hooks
 from lineage.trainer.correction.rollout_correction import rejected_rows
+from lineage.trainer.engine.ulysses import SequenceParallel
 from lineage.trainer.ppo_loss import MicroLoss, PolicyRows
-from lineage.trainer.protocol import nested_from_values
+from lineage.trainer.protocol import nested_from_values, nested_tokens_last
 
 if TYPE_CHECKING:
     from lineage.trainer.training import SequenceRows
@@ -102,6 +103,41 @@ class MicroRows:
             left, reasons = jagged(loss.policy_mask), rejected_rows(mask, loss.policy_mask)
             columns = {"reason": reasons}
             stage.forward({"response_mask": left, **own}, keys=self.rows.keys, mask=left, columns=columns, **context)
+
+
+@dataclass(frozen=True)
+class Sliced:
+    """The slice of a forward pass that this process's model was given, kept until the host waits for the device.
+
+    Attributes:
+        rows: the rows of the pass.
+        slices: ``(batch, width)`` by field, padding included; positions of k axes ``(k, batch, width)``.
+        place: context of their trace rows.
+        sequence: the processes that share the sequences out, and which of them this is.
+    """
+
+    rows: SequenceRows
+    slices: Mapping[str, Tensor]
+    place: Mapping[str, Any]
+    sequence: SequenceParallel
+
+    def record(self) -> None:
+        """Record of each row the tokens of the slice that are the row's; none where it ends before the slice.
+
+        ``begins`` is the place of the slice in the sequence, so that the slices of a row, put together, can be held
+        against the row.
+        """
+        width = self.slices["input_ids"].shape[-1]
+        begins = self.sequence.rank * width
+        held = [min(max(length - begins, 0), width) for length in self.rows.lengths("input_ids")]
+        fields = {}
+        for name, values in self.slices.items():
+            by_row = values.transpose(0, 1) if values.dim() == 3 else values
+            fields[f"{name}_slice"] = nested_tokens_last(
+                [row[..., :own] for row, own in zip(by_row.cpu(), held, strict=True)]
+            )
+        attrs = {"begins": str(begins), "width": str(width), "slices": str(self.sequence.size)}
+        hooks.current().pad(fields, keys=self.rows.keys, span="sequence", attrs=attrs, **self.place)
 
 
 def record_given(rows: SequenceRows, given: Mapping[str, Tensor], place: Mapping[str, Any] | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -16,6 +17,9 @@ from lineage.trainer.grpo import PPOTrainerSync
 from lineage.trainer.models import ModelSource, find_model, load_tokenizer
 from lineage.trainer.models.tiny import tool_tokenizer as make_tool_tokenizer
 from lineage.trainer.queue import LocalTransferQueue
+
+if str(Path(__file__).parent) not in sys.path:
+    sys.path.insert(0, str(Path(__file__).parent))
 
 # The models are tiny: more threads cost more than they bring, and xdist runs several processes.
 torch.set_num_threads(1)

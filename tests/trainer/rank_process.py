@@ -1,6 +1,8 @@
-"""One process of a distributed run, started by ``test_fsdp``: it does every job and leaves what came of it in a file.
+"""One process of a distributed run: it does every job and leaves what came of it in a file.
 
-``python rank_process.py FOLDER RANK WORLD PORT``; a world of 0 is the embedded trainer, which plays 1, 2 and 4 ranks.
+``python rank_process.py FOLDER RANK WORLD PORT``, started by ``test_fsdp``; a world of 0 is the embedded trainer, which
+plays 1, 2 and 4 ranks. With a fifth word, by ``test_ulysses``, so many processes play each rank together, and the
+embedded trainer plays 1 and 2.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from lineage.trainer.engine.process_group import destroy_process_group, init_pro
 from lineage.trainer.engine.ranks import Ranks
 from lineage.trainer.engine.sharded import full
 from lineage.trainer.engine.topology import embedded_topology, fsdp_topology
+from lineage.trainer.engine.ulysses import SequenceParallel, share_sequences
 from lineage.trainer.models import find_model, load_model
 from lineage.trainer.protocol import KVBatchMeta, nested_from_list
 from lineage.trainer.queue import LocalTransferQueue
@@ -35,10 +38,10 @@ SMOOTH = "actor.optim.eps=0.01"
 
 
 class Place:
-    """Where the jobs run: a world of processes of which this is one, or one process that plays ``ranks`` ranks."""
+    """Where the jobs run: a world of processes, ``sp`` to a rank, of which this is one, or one that plays all ranks."""
 
-    def __init__(self, rank: int, world: int, ranks: int) -> None:
-        self.rank, self.world, self.size = rank, world, ranks
+    def __init__(self, rank: int, world: int, ranks: int, sp: int = 1) -> None:
+        self.rank, self.world, self.size, self.sp = rank, world, ranks, sp
         self.model = load_model(find_model("tiny"))
 
     def worker(self, *overrides: str, fsdp_size: int = -1, correction=None, tied: bool = False, probe: int = 0):
@@ -51,13 +54,13 @@ class Place:
         distributed = {}
         if self.world:
             mesh = device_mesh(self.world, fsdp_size)
-            distributed = {"ranks": Ranks.of_process(), "mesh": mesh}
+            distributed = {"ranks": Ranks.of_process(self.sp), "mesh": mesh}
         torch.manual_seed(7)  # of an adapter: every rank draws the same first weights
         return ActorRolloutRefWorker(
             make_queue(),
             model,
             config,
-            fsdp_topology(self.world, fsdp_size) if self.world else embedded_topology(1, self.size),
+            fsdp_topology(self.world, fsdp_size, sp=self.sp) if self.world else embedded_topology(1, self.size),
             correction=correction,
             total_training_steps=4,
             pad_token_id=0,
@@ -68,11 +71,11 @@ class Place:
 
     def scores(self, batch):
         """The part of a batch this process is told to score."""
-        return scored_by(batch, self.size)[self.rank] if self.world else batch
+        return scored_by(batch, self.size)[self.rank // self.sp] if self.world else batch
 
     def trains(self, batch):
         """The part of a batch this process is told to train on."""
-        return trained_by(batch, self.size)[self.rank] if self.world else batch
+        return trained_by(batch, self.size)[self.rank // self.sp] if self.world else batch
 
 
 def make_queue():
@@ -121,9 +124,11 @@ def make_batch(**info):
 
 
 def scored(place, worker, compute):
-    """Log-probs by key of the rows that were scored here."""
+    """Log-probs by key of the rows that were scored here; of several processes of a rank the first has put them."""
     part = place.scores(make_batch())
     compute(part)
+    if place.rank % place.sp:
+        return {}
     values = worker.queue.kv_batch_get(part.keys, "train", ["log_probs"])["log_probs"]
     return dict(zip(part.keys, values.unbind(), strict=True))
 
@@ -207,7 +212,8 @@ def traced(place, folder):
     """Two steps with a trace."""
     options = {}
     if place.world:
-        coord = {"dp": place.rank}
+        dp, sp = divmod(place.rank, place.sp)
+        coord = {"dp": dp} if place.sp == 1 else {"dp": dp, "sp": sp}
         options = {"process": f"actor:{place.rank}", "rank": place.rank, "coord": coord}
     with hooks.recording(folder, run_id="run", **options) as recorder:
         worker = place.worker("actor.optim.eps=1e-5", "actor.ppo_micro_batch_size_per_gpu=1", probe=2)
@@ -217,6 +223,38 @@ def traced(place, folder):
             worker.compute_ref_log_prob(place.scores(make_batch()))
             worker.update_actor(place.trains(make_batch(global_steps=step)))
     return None
+
+
+def attention(place):
+    """How far logits and gradients of a model whose sequences all processes share are from those of a whole one.
+
+    Rows of unequal lengths, whole ones, lengths that do not divide, and one shorter than there are processes.
+    """
+    sequence = SequenceParallel(place.world, place.rank, torch.distributed.group.WORLD)
+    alone, shared = copy.deepcopy(place.model), copy.deepcopy(place.model)
+    share_sequences(shared, sequence)
+    generator, far = torch.Generator().manual_seed(1), []
+    for lengths in ((9, 6, 4), (8, 8), (7,), (3, 1)):
+        ids, mask, positions = (torch.zeros(len(lengths), max(lengths), dtype=torch.long) for _ in range(3))
+        for row, length in enumerate(lengths):
+            ids[row, :length] = torch.randint(5, 90, (length,), generator=generator)
+            mask[row, :length], positions[row, :length] = 1, torch.arange(length)
+        one = alone(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
+        own = shared(
+            input_ids=sequence.own(ids), attention_mask=mask, position_ids=sequence.own(positions), use_cache=False
+        ).logits
+        other = sequence.whole(own.transpose(1, 2), ids.shape[1]).transpose(1, 2)
+        weights = torch.randn(one.shape, generator=generator) * mask.unsqueeze(-1)
+        for module, logits in ((alone, one), (shared, other)):
+            module.zero_grad()
+            (logits * weights).sum().backward()
+        pairs = list(zip(alone.parameters(), shared.parameters(), strict=True))
+        for _, parameter in pairs:
+            torch.distributed.all_reduce(parameter.grad)
+        kept = mask.bool()
+        apart = [float((one.grad - other.grad).abs().max() / one.grad.abs().max()) for one, other in pairs]
+        far.append({"logits": float((one - other).detach()[kept].abs().max()), "gradients": max(apart)})
+    return far
 
 
 def resumed(place, folder):
@@ -281,16 +319,24 @@ JOBS = {
 }
 
 
-def main(folder: Path, rank: int, world: int, port: int) -> None:
+#: what processes that share sequences do
+SHARED = (plain, packed, tied, adapter, bypass)
+
+
+def main(folder: Path, rank: int, world: int, port: int, sp: int = 1) -> None:
     """Do every job, and save what they return."""
     torch.set_num_threads(1)
     if world:
         init_process_group(rank, world, master_addr="127.0.0.1", master_port=port, timeout_s=300)
     try:
         done = {}
-        for ranks in (world,) if world else (1, 2, 4):
-            place = Place(rank, world, ranks)
-            done[ranks] = {job.__name__: job(place) for job, worlds in JOBS.items() if ranks in worlds}
+        played = (1, 2, 4) if sp == 1 else (1, 2)
+        for ranks in (world // sp,) if world else played:
+            place = Place(rank, world, ranks, sp)
+            jobs = [job for job, worlds in JOBS.items() if ranks in worlds] if sp == 1 else SHARED
+            done[ranks] = {job.__name__: job(place) for job in jobs}
+            if world and sp > 1:
+                done[ranks]["attention"] = attention(place)
             traced(place, folder / f"trace{world}_{ranks}")
             if world or ranks == 1:
                 done[ranks] |= {"resumed": resumed(place, folder), "refused": refused(place, folder)}

@@ -216,6 +216,28 @@ def test_what_only_processes_hear_is_said_where_there_is_one():
     assert adapt_to_mode(compose([*typed, "mode=ray"]), typed) == []
 
 
+def test_both_names_of_the_sequence_parallel_size_are_one():
+    """verl's actor has it and the actor's engine; either sets both, and they may not differ."""
+    actor, size = "actor_rollout_ref.actor", "ulysses_sequence_parallel_size"
+    for typed in (f"{actor}.{size}=2", f"{actor}.fsdp_config.{size}=2"):
+        config = compose(["mode=ray", typed]).actor_rollout_ref.actor
+        assert (config[size], config.fsdp_config[size]) == (2, 2)
+        (line,) = adapt_to_mode(compose([typed]), [typed])
+        assert line == f"ignored: {typed} has no meaning in mode=embedded"
+    with pytest.raises(ConfigError, match="set either, not both"):
+        compose([f"{actor}.{size}=2", f"{actor}.fsdp_config.{size}=4"])
+
+
+def test_the_batch_is_dealt_over_replicas():
+    """The sequence-parallel size divides the ranks, and a mini-batch has to divide over what is left of them."""
+    shared = ["mode=ray", "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", "actor_rollout_ref.rollout.n=1"]
+    assert validate_config(compose([*shared, "trainer.n_ranks=8"])) == []
+    with pytest.raises(ConfigError, match="world size 3 does not divide by ulysses_sequence_parallel_size=2"):
+        validate_config(compose([*shared, "trainer.n_ranks=3"]))
+    with pytest.raises(ConfigError, match=r"= 4 does not divide over 8 .*nnodes / ulysses_sequence_parallel_size"):
+        validate_config(compose([*shared, "trainer.n_ranks=16"]))
+
+
 def test_processes_enough_record_by_themselves():
     """With ``mode=ray`` a recorder of its own process is there only where it is asked for."""
     assert compose([]).trace.sidecar

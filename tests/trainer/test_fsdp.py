@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
-import subprocess
-import sys
-from collections import Counter
-from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 import torch
+from rank_runs import facts, merged, rows_of, start
 from torch import nn
 
 import lineage
@@ -20,41 +15,12 @@ from lineage.trainer.engine.fsdp import decoder_layers
 from lineage.trainer.engine.process_group import ProcessGroupError, init_process_group
 from lineage.trainer.engine.topology import fsdp_topology
 
-SCRIPT = Path(__file__).with_name("rank_process.py")
 WORLDS = (2, 1, 4)
 # which updates are done by how many ranks
 UPDATES = [
     *((job, world) for job in ("plain", "packed", "adapter") for world in WORLDS),
     *(("tied", 1), ("tied", 2), ("offloaded", 2), ("bypass", 2), ("hybrid", 4)),
 ]
-
-
-def start(folder: Path, world: int) -> None:
-    """Run the processes of a world to their end."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-    }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(folder), str(rank), str(world), str(port)],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        for rank in range(max(world, 1))
-    ]
-    try:
-        ended = [rank.wait(timeout=900) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    said = "\n".join(path.read_text() for path in folder.glob(f"failed{world}_*.txt"))
-    assert not any(ended), said or f"processes ended with {ended}"
 
 
 @pytest.fixture(scope="session")
@@ -69,13 +35,6 @@ def runs(tmp_path_factory):
 
     made = {world: [read(world, rank)[world] for rank in range(world)] for world in WORLDS}
     return folder, made, read(0, 0)
-
-
-def merged(ranks, job: str, name: str):
-    """Values by key, of every rank; no two have the same key."""
-    parts = [rank[job][name] for rank in ranks]
-    assert sum(map(len, parts)) == len({key for part in parts for key in part})
-    return {key: value for part in parts for key, value in part.items()}
 
 
 @pytest.mark.slow
@@ -140,24 +99,6 @@ def test_what_is_tied_or_frozen_stays_so(runs, world):
     assert all(torch.equal(value, after[key]) for key, value in before.items())
     for job in ("plain", "adapter"):
         assert made[world][0][job]["status"] == embedded[world][job]["status"]
-
-
-def rows_of(folder: Path, world: int, ranks: int):
-    """Rows of the trace of a run."""
-    return pq.read_table(folder / f"trace{world}_{ranks}" / "trace.parquet").to_pylist()
-
-
-def facts(rows, *names: str) -> Counter:
-    """What rows say by key, however they are cut: each field of each key of each event, with its contents."""
-    made: Counter = Counter()
-    for row in rows:
-        lists = [row[name] or [None] * row["n"] for name in ("fingerprint", "length", "mask_sum")]
-        named = row["key"] or [None] * row["n"]
-        for key, *content in zip(named, *lists, strict=True):
-            made[
-                (row["global_steps"], row["stage"], row["op"], row["field"], *(row[n] for n in names), key, *content)
-            ] += 1
-    return made
 
 
 @pytest.mark.slow

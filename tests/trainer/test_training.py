@@ -18,7 +18,8 @@ from lineage.trainer.loss import AGGREGATIONS
 from lineage.trainer.models import load_model
 from lineage.trainer.setup import use_few_threads
 from lineage.trainer.stages.update import shuffle_seed
-from lineage.trainer.training import Place, SequenceRows, TrainingWorker, UpdatePlan, infer_rows
+from lineage.trainer.training import SequenceRows, TrainingWorker, infer_rows
+from lineage.trainer.update_plan import Place, UpdatePlan
 
 WHOLE = MicroBatchLimit()
 PLAN = UpdatePlan(mini_batch_size=8, micro_batches=WHOLE, epochs=1, temperature=1.0, shuffle_seed=None, version=0)

@@ -14,7 +14,8 @@ from lineage.trainer.optim import SCHEDULES
 from lineage.trainer.reward.manager import MANAGERS
 from lineage.trainer.stages.update import shuffle_seed
 from lineage.trainer.tracking.trackers import SERVICES
-from lineage.trainer.training import TrainingWorker, UpdatePlan
+from lineage.trainer.training import TrainingWorker
+from lineage.trainer.update_plan import UpdatePlan
 
 ACTOR = "actor_rollout_ref.actor"
 

@@ -40,6 +40,7 @@ ASPECTS: tuple[Aspect, ...] = (
     Aspect("length", CONTENT, "elements that are data", ("valid_length",)),
     Aspect("mask", CONTENT, "the mask over them", ("mask_sum", "mask_fingerprint")),
     Aspect("fingerprint", CONTENT, "the values themselves", ("fingerprint", "marks")),
+    Aspect("weights", CONTENT, "tensors of a model, of which a trace has no statistics to tell rounding by"),
     Aspect("rounding", CONTENT, "values or context numbers that differ, but by no more than --rtol"),
     Aspect(
         "statistics",
@@ -82,6 +83,7 @@ ASPECTS: tuple[Aspect, ...] = (
     Aspect("padding", FORM, "facts of padding rows that only one side has"),
     Aspect("copies", FORM, "the same fact said more often on one side"),
     Aspect("micro_batch", FORM, "what is said once a micro-batch, where the sides cut them differently"),
+    Aspect("replica", PLACE, "what further ranks of a replica say, and slices of sequences, where one side has none"),
     Aspect("process", PLACE, "who wrote the row", ("process",)),
     Aspect("rank", PLACE, "its rank and coordinates", ("rank", "coord")),
     Aspect("topology", PLACE, "sizes of the parallel layout", ("topology",)),

@@ -40,6 +40,11 @@ _COLUMNS = {
 }
 # Counts of the batch, which perf/ has too, are no clock.
 _CLOCKS, _NO_CLOCK = "^(timing_s|timing_per_token_ms|perf)/", ("perf/total_num_tokens",)
+# What two nearly equal fields differ by is of rounding as a whole.
+_DIFFERENCES = "^(training/rollout_probs_diff_|rollout_corr/|actor/ppo_kl)"
+# Of a sequence that the ranks of a replica share out.
+_SLICES = ("input_ids_slice", "position_ids_slice")
+_INSIDE_A_REPLICA = ("sp", "tp", "pp", "cp")
 #: attrs that say what the topology does
 OF_TOPOLOGY = ("dp_size", "world_size", "process_on_nodes", "processes", "replicas", "num_workers")
 #: everything that is read
@@ -68,6 +73,9 @@ class Facts:
         size: of each row, how many facts it has.
         micro: rows that are of a micro-batch.
         floating: rows whose dtype is one of floats.
+        tensor: rows about the tensors of a model.
+        further: rows that another than the first rank of a replica wrote.
+        sliced: rows about slices of sequences.
         told: of each row, a hash for each of :data:`ROW_ASPECTS`.
         total: of each row, the sum over its facts of the hash of all but place.
         row: of each fact, its row.
@@ -80,6 +88,7 @@ class Facts:
         keyed: facts of a trajectory or a prompt.
         padding: facts of an element that says it is padding.
         clock: metrics of the wall clock.
+        difference: metrics of how far two fields are apart.
     """
 
     rid: Int64
@@ -90,6 +99,9 @@ class Facts:
     size: Int64
     micro: Bool
     floating: Bool
+    tensor: Bool
+    further: Bool
+    sliced: Bool
     told: dict[str, UInt64]
     total: UInt64
     row: Int64
@@ -102,6 +114,7 @@ class Facts:
     keyed: Bool
     padding: Bool
     clock: Bool
+    difference: Bool
 
     def ordered(self, by_time: bool) -> Facts:
         """The rows in the order of their events: by clock where several processes wrote, else by number."""
@@ -109,7 +122,10 @@ class Facts:
         order = np.lexsort((self.seq, self.told["process"], first, self.step))
         rank = np.empty(len(order), dtype=np.int64)
         rank[order] = np.arange(len(order))
-        for name in ("rid", "step", "seq", "time_ns", "place", "size", "micro", "floating", "total"):
+        for name in (
+            *("rid", "step", "seq", "time_ns", "place", "size", "micro", "floating", "tensor", "further", "sliced"),
+            "total",
+        ):
             setattr(self, name, getattr(self, name)[order])
         self.told = {name: values[order] for name, values in self.told.items()}
         self.row = rank[self.row]
@@ -163,6 +179,7 @@ def facts_of(table: pa.Table, rid: Int64, places: Places) -> Facts:
     turn = lists.hashed("turn")
     values = {name: lists.numbers(name) for name in NUMBERS}
     clock, padding = lists.matching("key", _NO_CLOCK, _CLOCKS), lists.flags("is_padding")
+    difference = lists.matching("key", (), _DIFFERENCES)
     told = _told(scalars, lists.odd)
     who = _who(scalars)
     alone, asked_rows, asked = _without_elements(table, lists.n)
@@ -200,6 +217,9 @@ def facts_of(table: pa.Table, rid: Int64, places: Places) -> Facts:
         size=np.bincount(row, minlength=table.num_rows).astype(np.int64),
         micro=scalars.known("micro_batch"),
         floating=np.array(["float" in one for one in dtypes], dtype=bool),
+        tensor=entity == "param",
+        further=np.any([scalars.part_integers("coord", name) > 0 for name in _INSIDE_A_REPLICA], axis=0),
+        sliced=np.isin(np.array(scalars.texts("field")), _SLICES),
         told=told,
         total=total,
         row=row,
@@ -212,6 +232,7 @@ def facts_of(table: pa.Table, rid: Int64, places: Places) -> Facts:
         keyed=trajectory[row],
         padding=all_of(padding, nothing=False),
         clock=all_of(clock, nothing=False) & (entity == "metric")[row],
+        difference=all_of(difference, nothing=False) & (entity == "metric")[row],
     )
 
 

@@ -283,17 +283,26 @@ class Scalars:
         """A column of whole numbers."""
         if name not in self._table.column_names:
             return np.full(self.rows, nothing, dtype=np.int64)
-        column = whole(self._table[name])
-        found = numbers(column, pa.int64()).astype(np.int64, copy=True)
-        if column.null_count:
-            found[~valid(column)] = nothing
-        return found
+        return _integers(whole(self._table[name]), nothing)
+
+    def part_integers(self, name: str, part: str) -> Int64:
+        """One part of a struct, of whole numbers; 0 where it is null."""
+        if name not in self._table.column_names:
+            return np.zeros(self.rows, dtype=np.int64)
+        return _integers(whole(pc.struct_field(self._table[name], part)), 0)
 
     def known(self, name: str) -> Bool:
         """Where a column is not null."""
         if name not in self._table.column_names:
             return np.zeros(self.rows, dtype=bool)
         return valid(whole(self._table[name]))
+
+
+def _integers(column: pa.Array, nothing: int) -> Int64:
+    found = numbers(column, pa.int64()).astype(np.int64, copy=True)
+    if column.null_count:
+        found[~valid(column)] = nothing
+    return found
 
 
 @cache

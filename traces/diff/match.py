@@ -177,11 +177,13 @@ def _changed(
     near[context] = rounded(row_a[context], row_b[context])
     yield from _as("length", length, of_a, of_b)
     yield from _as("mask", mask, of_a, of_b)
-    yield from _as("fingerprint", content & ~close, of_a, of_b)
+    weights, apart = content & a.tensor[row_a], content & ~close & a.difference[of_a]
+    yield from _as("weights", weights, of_a, of_b)
+    yield from _as("fingerprint", content & ~close & ~weights & ~apart, of_a, of_b)
     yield from _as("rounding", close | near, of_a, of_b)
     same = ~(length | mask | content)
     yield from _as("statistics", same & (differs("inner") | (differs("outer") & ~width)), of_a, of_b)
-    yield from _as("comparison", differs("comparison"), of_a, of_b)
+    yield from _as("comparison", differs("comparison") | apart, of_a, of_b)
     yield from _as("tags", differs("tags"), of_a, of_b)
     yield from _as("context", context & ~near, of_a, of_b)
     yield from _as("micro_batch", of_cut, of_a, of_b)
@@ -212,7 +214,12 @@ def _alone(
 ) -> Iterator[Found]:
     """Facts without a partner."""
     padded = distinct(side.key[side.padding])
+    # Which of the equal ranks of a replica has no partner is chance.
+    told_again = distinct(side.who[side.further[side.row]])
+    again = among(side.who[which], told_again) & among(side.who[which], other.who)
+    replica = (side.sliced[side.row[which]] | again) & (not (other.further | other.sliced).any())
     kinds = {
+        "replica": replica,
         "timing": side.clock[which],
         "micro_batch": among(side.who[which], torn),
         "copies": among(side.value[which], other.value),

@@ -23,7 +23,9 @@ _FLOATS = ("sum_in", "min_in", "max_in")
 # What is looked at to say how two facts differ, where it is not the aspect's own columns.
 _SAID = {
     "fingerprint": ("fingerprint", "marks", *_FLOATS),
+    "weights": ("fingerprint",),
     "rounding": ("fingerprint", *_FLOATS, *_CONTEXT),
+    "comparison": (*BY_NAME["comparison"].columns, *_FLOATS),
     "counters": ("slot", "source_index", "weights", *CARRIED),
     "rows": ("n", "asked_n", "nbytes", "micro_batch", "shape", "resident"),
     "topology": ("topology", "attrs"),

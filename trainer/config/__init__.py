@@ -8,7 +8,13 @@ from lineage.trainer.config.compose import compose, overridden, resolved, save, 
 from lineage.trainer.config.errors import ConfigError
 from lineage.trainer.config.ppo_trainer import PPOTrainerConfig
 from lineage.trainer.config.tree import keys
-from lineage.trainer.config.validate import adapt_to_mode, loggers, need_reference_policy, validate_config
+from lineage.trainer.config.validate import (
+    adapt_to_mode,
+    loggers,
+    need_reference_policy,
+    sequence_parallel_size,
+    validate_config,
+)
 
 __all__ = [
     "ConfigError",
@@ -21,6 +27,7 @@ __all__ = [
     "overridden",
     "resolved",
     "save",
+    "sequence_parallel_size",
     "to_yaml",
     "validate_config",
 ]

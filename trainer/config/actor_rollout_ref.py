@@ -84,6 +84,8 @@ class FSDPConfig:
     Attributes:
         model_dtype: dtype of the weights: ``fp32``, ``bf16`` or ``fp16``.
         fsdp_size: ranks that share one copy of the weights; -1 takes all. The batch is dealt over all ranks anyway.
+        ulysses_sequence_parallel_size: ranks that share the sequences of one replica; the batch is dealt over the
+            replicas. Of the actor; the reference is laid out as it is.
         reshard_after_forward: give gathered weights up between forward and backward.
         param_offload: keep the weights in the host's memory between uses; of the reference.
     """
@@ -95,7 +97,7 @@ class FSDPConfig:
     fsdp_size: int = on_ray(-1)
     forward_prefetch: bool = unused(False)
     use_torch_compile: bool = unused(False)
-    ulysses_sequence_parallel_size: int = unused(1)
+    ulysses_sequence_parallel_size: int = on_ray(1)
     model_dtype: str = "fp32"
     seed: int = unused(42)
     wrap_policy: dict[str, Any] = field(default_factory=dict, metadata=NO_MEANING)
@@ -106,6 +108,7 @@ class RefFSDPConfig(FSDPConfig):
     """``fsdp_config`` of the reference, which in embedded mode is a copy of the actor, in the actor's dtype."""
 
     param_offload: bool = on_ray(False)
+    ulysses_sequence_parallel_size: int = unused(1)
     model_dtype: str = unused("fp32")
 
 
@@ -129,6 +132,7 @@ class ActorConfig:
         grad_clip: greatest gradient norm.
         shuffle: draw the mini-batches in a seeded random order.
         data_loader_seed: seed of that order; null takes ``trainer.seed``.
+        ulysses_sequence_parallel_size: short for that of ``fsdp_config``.
     """
 
     strategy: str = unused("fsdp2")
@@ -153,7 +157,7 @@ class ActorConfig:
     calculate_entropy: bool = unused(True)
     use_torch_compile: bool = unused(False)
     use_remove_padding: bool = unused(False)
-    ulysses_sequence_parallel_size: int = unused(1)
+    ulysses_sequence_parallel_size: int = on_ray(1)
     optim: OptimConfig = field(default_factory=OptimConfig)
     fsdp_config: FSDPConfig = field(default_factory=FSDPConfig)
 

@@ -58,7 +58,8 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
 
     Some defaults follow what is typed, by the user or in an experiment: ``total_training_steps`` is null when only
     ``total_epochs`` is given, ``ppo_mini_batch_size`` is no greater than a smaller ``train_batch_size``, and with
-    ``mode=ray`` nobody records in a process of its own. ``n_ranks`` becomes ``nnodes`` and ``n_gpus_per_node``.
+    ``mode=ray`` nobody records in a process of its own. ``n_ranks`` becomes ``nnodes`` and ``n_gpus_per_node``,
+    and ``actor.ulysses_sequence_parallel_size`` is that of ``actor.fsdp_config``.
 
     Raises:
         ConfigError: an override that is not one, an unknown key or experiment (with the nearest valid ones) or a
@@ -78,6 +79,7 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     if config.mode == "ray" and "trace.sidecar" not in typed:
         config.trace.sidecar = False
     _expand_ranks(config, typed)
+    _expand_sequence_parallel(config, typed)
     return config
 
 
@@ -97,6 +99,18 @@ def _expand_ranks(config: DictConfig, typed: Collection[str]) -> None:
         if key in typed:
             raise ConfigError(f"trainer.n_ranks={ranks} is short for {key} and its like: set either, not both")
     config.trainer.nnodes, config.trainer.n_gpus_per_node = 1, ranks
+
+
+def _expand_sequence_parallel(config: DictConfig, typed: Collection[str]) -> None:
+    """verl's two names for one size: the actor's is short for that of its engine."""
+    actor, key = config.actor_rollout_ref.actor, "ulysses_sequence_parallel_size"
+    short, long = (f"actor_rollout_ref.actor.{section}{key}" for section in ("", "fsdp_config."))
+    if short not in typed:
+        actor[key] = actor.fsdp_config[key]
+    elif long in typed and actor[key] != actor.fsdp_config[key]:
+        raise ConfigError(f"{short}={actor[key]} is short for {long}={actor.fsdp_config[key]}: set either, not both")
+    else:
+        actor.fsdp_config[key] = actor[key]
 
 
 def _base(groups: Sequence[str], words: Sequence[str]) -> DictConfig:

@@ -231,7 +231,8 @@ class TrainerConfig:
     Attributes:
         total_training_steps: steps; null runs ``total_epochs`` passes over the data.
         total_epochs: used when ``total_training_steps`` is null (setting it alone makes the other null).
-        n_gpus_per_node, nnodes: their product is the actor's data-parallel size; embedded mode plays its ranks in turn.
+        n_gpus_per_node, nnodes: their product is the actor's ranks: its data-parallel size, times that of sequence
+            parallelism; embedded mode plays them in turn.
         n_ranks: short for ``nnodes=1 n_gpus_per_node=...``.
         device: ``auto`` takes CUDA when there is one.
         logger: one or a list of ``console``, ``jsonl``, ``tensorboard``, ``wandb``, ``mlflow``, ``trackio``.

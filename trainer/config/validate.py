@@ -12,7 +12,7 @@ from lineage.trainer.config.compose import overridden
 from lineage.trainer.config.errors import ConfigError
 from lineage.trainer.config.tree import keys
 from lineage.trainer.correction.rejection_rules import rejection_rules
-from lineage.trainer.engine.topology import TopologyError, shard_ranks, world_size
+from lineage.trainer.engine.topology import TopologyError, fsdp_data_parallel_size, shard_ranks, world_size
 
 _KL_ESTIMATORS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 # Values this version runs; anything else is one error line that names these.
@@ -44,6 +44,7 @@ POSITIVE = (
     "actor_rollout_ref.rollout.max_num_seqs",
     "actor_rollout_ref.actor.ppo_mini_batch_size",
     "actor_rollout_ref.actor.ppo_epochs",
+    "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size",
     "actor_rollout_ref.actor.optim.lr",
     "actor_rollout_ref.actor.grad_clip",
     "trainer.n_gpus_per_node",
@@ -110,6 +111,13 @@ REPLACED: dict[str, dict[Any, tuple[Any, str]]] = {
 def need_reference_policy(config: DictConfig) -> bool:
     """True when a KL to the reference is used, in the loss or in the reward (verl ``need_reference_policy``)."""
     return bool(config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward)
+
+
+def sequence_parallel_size(config: DictConfig) -> int:
+    """Ranks that share the sequences of one replica; in embedded mode nothing is shared out."""
+    if config.mode != "ray":
+        return 1
+    return int(config.actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size)
 
 
 def loggers(config: DictConfig) -> list[str]:
@@ -220,11 +228,13 @@ def _check_batch_sizes(config: DictConfig) -> list[str]:
             "both count prompts, and a mini-batch is a part of the batch"
         )
     sessions = config.actor_rollout_ref.rollout.n
-    ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    sp = sequence_parallel_size(config)
+    ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes // sp
     if mini * sessions % ranks:
+        shared = " / ulysses_sequence_parallel_size" if sp > 1 else ""
         raise ConfigError(
             f"ppo_mini_batch_size * rollout.n = {mini * sessions} does not divide over {ranks} data-parallel ranks "
-            "(trainer.n_gpus_per_node * trainer.nnodes)"
+            f"(trainer.n_gpus_per_node * trainer.nnodes{shared})"
         )
     if batch % mini:
         padded = -(-batch // mini) * mini * sessions
@@ -329,11 +339,10 @@ def _check_trainer(config: DictConfig) -> None:
     if ":" in device and config.mode == "ray":
         raise ConfigError(f"trainer.device={device}: with mode=ray each process is given a device by Ray; set cuda")
     if config.mode == "ray":  # embedded mode shards nothing
+        world = world_size(trainer.nnodes, trainer.n_gpus_per_node)
         try:
-            shard_ranks(
-                world_size(trainer.nnodes, trainer.n_gpus_per_node),
-                config.actor_rollout_ref.actor.fsdp_config.fsdp_size,
-            )
+            shard_ranks(world, config.actor_rollout_ref.actor.fsdp_config.fsdp_size)
+            fsdp_data_parallel_size(world, sequence_parallel_size(config))
         except TopologyError as error:
             raise ConfigError(str(error)) from error
 

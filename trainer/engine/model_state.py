@@ -94,7 +94,7 @@ def load_state(folder: Path, worker: TrainingWorker) -> int:
         target = _target(reader, worker)
     except CheckpointError as error:
         said = str(error)
-    for problem in worker.ranks.gathered(said):
+    for problem in worker.ranks.gathered_from_all(said):
         if problem is not None:
             raise CheckpointError(problem)
     with warnings.catch_warnings():
@@ -108,7 +108,7 @@ def load_state(folder: Path, worker: TrainingWorker) -> int:
 
 
 def _together(worker: TrainingWorker) -> dict[str, Any]:
-    group = worker.ranks.group
+    group = worker.ranks.world
     return {"no_dist": True} if group is None else {"process_group": group}
 
 
@@ -119,7 +119,7 @@ def _rng_states(worker: TrainingWorker) -> dict[str, Tensor]:
     """
     if worker.ranks.group is None:
         return {}
-    name = f"rng.{worker.ranks.played[0]}"
+    name = f"rng.{worker.ranks.world_rank}"
     states = {name: torch.get_rng_state()}
     if worker.device.type == "cuda":
         states[name + _CUDA] = torch.cuda.get_rng_state(worker.device)

@@ -33,7 +33,8 @@ from lineage.trainer.kl_control import KLController, apply_kl_penalty
 from lineage.trainer.metrics import DataRows, compute_data_metrics, compute_rollout_metrics
 from lineage.trainer.models import find_model, load_model
 from lineage.trainer.setup import use_few_threads
-from lineage.trainer.training import SequenceRows, TrainingWorker, UpdatePlan
+from lineage.trainer.training import SequenceRows, TrainingWorker
+from lineage.trainer.update_plan import UpdatePlan
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lineage import hooks
 from lineage.hooks import Topology, traced
+from lineage.trainer.engine.ulysses import SequenceParallel
 from lineage.trainer.faults.registry import INCOMPLETE, Seams, fault
 from lineage.trainer.protocol import KVBatchMeta, nested_from_list
 
@@ -135,6 +136,17 @@ def a_row_lacks_a_field() -> Seams:
         return data
 
     return {PUT: put, "lineage.trainer.stages.log_prob.fetch": fetch}
+
+
+@fault("LGP009", "old_log_prob", *RAY, "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2")
+def wrong_sp_shard() -> Seams:
+    """The second rank of a replica takes its neighbour's slice of every sequence: tokens, positions and labels."""
+
+    def own(original: Any, sequence: SequenceParallel, whole: Tensor) -> Tensor:
+        taken: Tensor = original(replace(sequence, rank=0), whole)
+        return taken
+
+    return {"lineage.trainer.engine.ulysses.SequenceParallel.own": own}
 
 
 @fault(INCOMPLETE, "update_actor", *RAY)

@@ -17,7 +17,8 @@ from lineage.trainer.faults.rows import TraceRows
 from lineage.trainer.protocol import nested_from_list
 from lineage.trainer.rollout.base import TokenOutput
 from lineage.trainer.rollout.hf import HFRollout
-from lineage.trainer.training import Place, SequenceRows, TrainingWorker, UpdatePlan
+from lineage.trainer.training import SequenceRows, TrainingWorker
+from lineage.trainer.update_plan import Place, UpdatePlan
 
 ENGINE = "lineage.trainer.rollout.hf.HFRollout._generate"
 TAG = "lineage.trainer.agent_loop.worker.trajectory_tag"

@@ -11,6 +11,7 @@ import ray
 
 from lineage import hooks
 from lineage.hooks import Scope, traced
+from lineage.trainer.config import sequence_parallel_size
 from lineage.trainer.engine.fsdp import device_mesh
 from lineage.trainer.engine.process_group import destroy_process_group, host_store, init_process_group
 from lineage.trainer.engine.ranks import Ranks
@@ -29,6 +30,8 @@ from lineage.trainer.weight_sync import RECEIVER, UPDATE, send
 class RankProcess(RunProcess):
     """A rank. What the driver asks of it, it asks of all ranks at once, each with the keys of its own rows.
 
+    Ranks that share sequences out are neighbours and have the same rows; ``coord.sp`` tells them apart.
+
     Args:
         trace: how the process records.
         rank, world: its number, and how many there are.
@@ -36,7 +39,10 @@ class RankProcess(RunProcess):
     """
 
     def __init__(self, trace: RunTrace, rank: int, world: int, config: Any) -> None:
-        super().__init__(trace, f"actor:{rank}", rank=rank, coord={"dp": rank})
+        self.sp = sequence_parallel_size(config)
+        dp, sp = divmod(rank, self.sp)
+        coord = {"dp": dp} if self.sp == 1 else {"dp": dp, "sp": sp}
+        super().__init__(trace, f"actor:{rank}", rank=rank, coord=coord)
         self.rank, self.world = rank, world
         self.config = config
         self._store: Any = None
@@ -71,8 +77,8 @@ class RankProcess(RunProcess):
             module,
             tokenizer,
             total_training_steps,
-            fsdp_topology(self.world, fsdp_size),
-            ranks=Ranks.of_process(),
+            fsdp_topology(self.world, fsdp_size, sp=self.sp),
+            ranks=Ranks.of_process(self.sp),
             mesh=device_mesh(self.world, fsdp_size, device),
         )
         record_init(self.worker)

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from lineage import hooks
 from lineage.trainer.agent_loop import AgentLoopManager
-from lineage.trainer.config import need_reference_policy
+from lineage.trainer.config import need_reference_policy, sequence_parallel_size
 from lineage.trainer.models import ModelFacts
 from lineage.trainer.parts import Parts, make_parts
 from lineage.trainer.queue.transfer_queue import TransferQueue
@@ -85,7 +85,7 @@ def spawn_worker_groups(config: Any, pool: ResourcePool, processes: RunProcesses
     options = with_gpu(config, RANK_SHARE)
     ranks = processes.start("actor", RankProcess, pool.world_size, pool.world_size, config, options=options)
     made("spawn", roles=",".join(pool.roles), world_size=pool.world_size, processes=len(ranks))
-    return WorkerGroup(ranks)
+    return WorkerGroup(ranks, sequence_parallel_size(config))
 
 
 def init_model(config: Any, group: WorkerGroup, total_training_steps: int) -> ModelFacts:

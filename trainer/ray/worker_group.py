@@ -19,6 +19,7 @@ class WorkerGroup:
 
     Args:
         ranks: handles of ``RankProcess``, by rank.
+        sp: neighbouring ranks that share the sequences of a replica, and so have the same rows.
 
     Attributes:
         topology: what the engine reports, once it is built.
@@ -26,8 +27,10 @@ class WorkerGroup:
 
     topology: Topology
 
-    def __init__(self, ranks: Sequence[Any]) -> None:
+    def __init__(self, ranks: Sequence[Any], sp: int = 1) -> None:
         self.ranks = list(ranks)
+        self.sp = sp
+        self.replicas = len(self.ranks) // sp
 
     def init_model(self, total_training_steps: int) -> ModelFacts:
         """Have the ranks meet and build their engines."""
@@ -42,15 +45,15 @@ class WorkerGroup:
 
     def compute_log_prob(self, batch: KVBatchMeta) -> None:
         """Write ``log_probs`` and ``entropy`` of the actor, at full sequence length."""
-        self._dispatch("compute_log_prob", scored_by(batch, len(self.ranks)))
+        self._dispatch("compute_log_prob", scored_by(batch, self.replicas))
 
     def compute_ref_log_prob(self, batch: KVBatchMeta) -> None:
         """Write ``log_probs`` of the reference at full sequence length, over the actor's."""
-        self._dispatch("compute_ref_log_prob", scored_by(batch, len(self.ranks)))
+        self._dispatch("compute_ref_log_prob", scored_by(batch, self.replicas))
 
     def update_actor(self, batch: KVBatchMeta) -> dict[str, float]:
         """Train on a batch; ``extra_info`` holds the plan. Returns ``actor/*`` metrics, the same on every rank."""
-        metrics: list[dict[str, float]] = self._dispatch("update_actor", trained_by(batch, len(self.ranks)))
+        metrics: list[dict[str, float]] = self._dispatch("update_actor", trained_by(batch, self.replicas))
         return metrics[0]
 
     def save_checkpoint(self, folder: Path) -> None:
@@ -73,14 +76,15 @@ class WorkerGroup:
 
     def _dispatch(self, method: str, parts: Sequence[KVBatchMeta]) -> list[Any]:
         rows = [len(part) for part in parts]
-        if len(rows) != len(self.ranks) or not all(rows):  # a rank that is not asked leaves the others in a collective
+        if len(rows) != self.replicas or not all(rows):  # a rank that is not asked leaves the others in a collective
             raise LineageError(
-                f"{method}: a batch of {sum(rows)} rows has none for some of the {len(self.ranks)} ranks; the balance "
+                f"{method}: a batch of {sum(rows)} rows has none for some of the {self.replicas} ranks; the balance "
                 "stage pads a batch until every rank has equally many"
             )
         scope = hooks.scope()
         calls = {
-            f"actor:{rank}": getattr(process, method).remote(scope, parts[rank]) for rank, process in self._numbered()
+            f"actor:{rank}": getattr(process, method).remote(scope, parts[rank // self.sp])
+            for rank, process in self._numbered()
         }
         return gather_results(calls, method)
 

@@ -129,6 +129,44 @@ def test_floats_within_rtol_are_rounding(trace, rows):
     assert aspects_of(found(ids, 0.0)) == {"fingerprint"}
 
 
+def test_weights_and_metrics_of_differences_cannot_be_called_rounding(trace, rows):
+    """A tensor has no statistics; how far two fields are apart is of rounding itself, and listed as a comparison."""
+    tensor = next(n for n, row in enumerate(rows) if row["entity"] == "param" and row["fingerprint"])
+    changed = copy.deepcopy(rows)
+    changed[tensor]["fingerprint"][0] ^= 1
+    found = diff(trace(), trace("b", changed))
+    assert aspects_of(found) == {"weights"}
+    assert not found.equal
+    assert found.first.expected.startswith("fingerprint ")
+    metrics = next(n for n, row in enumerate(rows) if row["field"] == "metrics" and row["op"] == "produce")
+    base = copy.deepcopy(rows)
+    base[metrics]["key"][:2] = ["rollout_corr/kl", "actor/lr"]
+    base[metrics]["fingerprint"] = list(range(base[metrics]["n"]))
+    for at, aspect in ((0, "comparison"), (1, "fingerprint")):
+        changed = copy.deepcopy(base)
+        changed[metrics]["fingerprint"][at] ^= 1
+        assert aspects_of(diff(trace("c", base), trace(f"d{at}", changed))) == {aspect}
+
+
+def test_further_ranks_of_a_replica_are_of_place(trace, rows):
+    """What they say as well and the slices they are given differ by layout, where the other side shares nothing out."""
+    at = next(n for n, row in enumerate(rows) if row["op"] == "consume" and row["entity"] == "trajectory" and row["n"])
+    first, second = ({"coord": {"dp": 0, "sp": sp}, "process": f"actor:{sp}"} for sp in range(2))
+    again = {**rows[at], **second, "seq": 0}
+    slices = [
+        {**rows[at], **where, "op": "pad", "field": "input_ids_slice", "seq": 1 + number}
+        for number, where in enumerate((first, second))
+    ]
+    found = diff(trace(), trace("b", [*rows, again, *slices]))
+    assert found.equal
+    assert aspects_of(found) == {"replica"}
+    assert not diff(trace(), trace("b", [*rows, again, *slices]), strict=True).equal
+    # a fact that none but a further rank says is missing elsewhere, as is one that a run of the same layout lacks
+    alone = {**again, "field": "extra"}
+    assert aspects_of(diff(trace(), trace("c", [*rows, alone]))) == {"missing"}
+    assert "replica" not in aspects_of(diff(trace("d", [*rows, again, *slices]), trace("e", [*rows, again])))
+
+
 def test_the_wall_clock_does_not_count(trace, rows):
     """Metrics of time differ from run to run; other metrics count."""
     number = next(n for n, row in enumerate(rows) if row["field"] == "metrics" and row["op"] == "produce")

@@ -63,6 +63,20 @@ def test_one_rank_holds_what_the_embedded_run_holds(tmp_path: Path) -> None:
     assert "process" in done.stdout
 
 
+def test_ranks_that_share_sequences_hold_what_one_rank_holds(tmp_path: Path) -> None:
+    """Two ranks of one replica: a clean trace, of one data-parallel rank, equal to that of one rank up to rounding."""
+    same = ("trainer.total_training_steps=2", "rollout.max_num_seqs=1")
+    shared = ("trainer.n_ranks=2", "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2")
+    one, two = (str(run(tmp_path, *same, *more)["trace"]) for more in ((), shared))
+    rows = pq.read_table(tmp_path / two, columns=["process", "coord", "field", "topology"]).to_pylist()
+    (topology,) = (row["topology"] for row in rows if row["field"] == "topology")
+    assert (topology["world_size"], topology["sp"], topology["reported_dp"]) == (2, 2, 1)
+    slices = {(row["process"], row["coord"]["sp"]) for row in rows if row["field"] == "input_ids_slice"}
+    assert slices == {("actor:0", 0), ("actor:1", 1)}
+    done = lineage(tmp_path, "diff", one, two, "--rtol", "1e-3", "--ignore", "rounding,comparison,weights")
+    assert done.returncode == 0, done.stdout
+
+
 def test_a_rank_that_is_killed_is_one_error_and_a_trace_that_names_what_it_lacks(tmp_path: Path) -> None:
     """Exit code 2 and one line that names the process; the whole steps are kept, the torn one says what it lacks."""
     command = [sys.executable, "-m", "lineage.cli", "run", "mode=ray", *SMALL, "trainer.n_ranks=2"]
