@@ -1,6 +1,7 @@
 """Where the model comes from: built in, an installed package, or a local folder. Never the network.
 
-``tiny``, ``tiny_tools`` and ``smollm2`` are made once, into ``$XDG_CACHE_HOME/rl-lineage`` (``~/.cache/rl-lineage``).
+``tiny``, ``tiny_tied``, ``tiny_tools`` and ``smollm2`` are made once, into ``$XDG_CACHE_HOME/rl-lineage``
+(``~/.cache/rl-lineage``).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class ModelSource:
     """A model on disk.
 
     Attributes:
-        name: ``tiny``, ``tiny_tools``, ``smollm2`` or the folder as the user gave it.
+        name: ``tiny``, ``tiny_tied``, ``tiny_tools``, ``smollm2`` or the folder as the user gave it.
         folder: Hugging Face folder with the weights.
         tokenizer_folder: folder with the tokenizer.
     """
@@ -177,7 +178,12 @@ def cache_folder() -> Path:
 
 
 def _makers() -> dict[str, Callable[[Path], None]]:
-    return {"tiny": _make_tiny, "tiny_tools": _make_tiny_tools, "smollm2": _make_smollm2}
+    return {
+        "tiny": _make_tiny,
+        "tiny_tied": _make_tiny_tied,
+        "tiny_tools": _make_tiny_tools,
+        "smollm2": _make_smollm2,
+    }
 
 
 def _made_folder(name: str) -> Path:
@@ -207,6 +213,12 @@ def _make_tiny(folder: Path) -> None:
     from lineage.trainer.models.tiny import make_tiny
 
     make_tiny(folder)
+
+
+def _make_tiny_tied(folder: Path) -> None:
+    from lineage.trainer.models.tiny import make_tiny_tied
+
+    make_tiny_tied(folder)
 
 
 def _make_tiny_tools(folder: Path) -> None:
