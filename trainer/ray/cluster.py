@@ -13,8 +13,8 @@ from lineage.hooks import first_line
 from lineage.trainer.ray import ENVIRONMENT
 from lineage.trainer.ray.errors import ClusterError
 
-# the task runner, the rollout, and TransferQueue's controller
-_OTHERS = 3
+# the task runner, and TransferQueue's controller
+_OTHERS = 2
 
 
 def start(config: Any) -> None:
@@ -73,9 +73,10 @@ def stop() -> None:
 def processes(config: Any) -> int:
     """Processes of a run, each of which asks for a logical CPU."""
     rewards = 0 if config.reward.reward_model.enable else config.reward.num_workers
-    agents = config.actor_rollout_ref.rollout.agent.num_workers
+    rollout = config.actor_rollout_ref.rollout
+    served = rollout.agent.num_workers + rollout.num_replicas
     units = OmegaConf.select(config.transfer_queue, "backend.SimpleStorage.num_data_storage_units", default=1)
-    return int(_OTHERS + units + config.trainer.nnodes * config.trainer.n_gpus_per_node + agents + rewards)
+    return int(_OTHERS + units + config.trainer.nnodes * config.trainer.n_gpus_per_node + served + rewards)
 
 
 # Of a rank's GPU what is its own, so that no two ranks share one, and what is left for the rollout beside the first.
