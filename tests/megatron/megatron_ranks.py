@@ -2,7 +2,8 @@
 
 ``python megatron_ranks.py POINTS ANSWERS``: both JSON. A point is ``{"world", "tp", "pp", "cp", "ep", "etp",
 "dynamic_cp"}``; its answer is what each of its ranks says of the groups it is in, or ``{"refused": why}`` where
-Megatron builds none. As many processes as the largest world are started once, and build and destroy the groups of each point.
+Megatron builds none. As many processes as the largest world are started once, and build and
+destroy the groups of each point.
 """
 
 from __future__ import annotations
