@@ -49,7 +49,7 @@ def checked(folder: Path, *overrides: str) -> tuple[list[dict[str, Any]], dict[s
     said = lineage(folder, "check", "--format", "json", "runs/latest")
     assert said.returncode == 0, said.stdout[-2000:]
     rows = pq.read_table(folder / json.loads(done.stdout)["trace"]).to_pylist()
-    return rows, {each["code"]: each for each in json.loads(said.stdout)["invariants"]}
+    return rows, {each["code"]: each for each in json.loads(said.stdout)["verdicts"]}
 
 
 def greatest(rows: list[dict[str, Any]], field: str, against: str) -> float:
@@ -73,7 +73,9 @@ def test_a_run_checks_clean_and_its_log_probs_agree(tmp_path: Path, long_prompts
     prompts = [length for row in generated if row["field"] == "prompts" for length in row["length"]]
     assert len(prompts) == 3 * 8 * 4
     assert min(prompts) > BLOCK
-    sent, there = ([row for row in rows if row["op"] == "sync" and row["process"] == who] for who in ("actor:0", "rollout:0"))
+    sent, there = (
+        [row for row in rows if row["op"] == "sync" and row["process"] == who] for who in ("actor:0", "rollout:0")
+    )
     assert [row["weights"]["version"] for row in there] == [0, 1, 2, 3]
     assert [sorted(row["key"]) for row in there] == [sorted(row["key"]) for row in sent]
     assert all("lm_head.weight" in row["key"] for row in there)
