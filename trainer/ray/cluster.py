@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from lineage.hooks import first_line
 from lineage.trainer.ray import ENVIRONMENT
 from lineage.trainer.ray.errors import ClusterError
+from lineage.trainer.rollout.vllm import need_vllm
 
 # the task runner, and TransferQueue's controller
 _OTHERS = 2
@@ -24,8 +25,11 @@ def start(config: Any) -> None:
     typed under ``ray_kwargs.ray_init`` goes to ``ray.init`` as it is.
 
     Raises:
+        UserError: what a process of the run needs is not installed.
         ClusterError: Ray does not start, or the cluster has not the CPUs the run asks for.
     """
+    if config.actor_rollout_ref.rollout.name == "vllm":
+        need_vllm()
     typed = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
     options: dict[str, Any] = {
         "address": "local",

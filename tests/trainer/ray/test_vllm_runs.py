@@ -49,7 +49,7 @@ def checked(folder: Path, *overrides: str) -> tuple[list[dict[str, Any]], dict[s
     said = lineage(folder, "check", "--format", "json", "runs/latest")
     assert said.returncode == 0, said.stdout[-2000:]
     rows = pq.read_table(folder / json.loads(done.stdout)["trace"]).to_pylist()
-    return rows, {each["code"]: each for each in json.loads(said.stdout)["invariants"]}
+    return rows, {each["code"]: each for each in json.loads(said.stdout)["verdicts"]}
 
 
 def greatest(rows: list[dict[str, Any]], field: str, against: str) -> float:
