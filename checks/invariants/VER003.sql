@@ -83,12 +83,12 @@ from (
 where s.version = s.last_version and coalesce(s.last_sleep, 0) < s.last_sync
     and coalesce(s.last_change, 0) < s.last_sync
 union all
-select p.rid, k.key, printf('within %g nats of the actor in the mean', p.band), printf('%.6g', p.off),
-    printf('a prompt of %d tokens scored after the sync; the greatest difference is %.6g', cast(p.n_in as bigint) + 1,
-        p.absdiff_max), null
+select p.rid, k.key, printf('within %g nats of the actor in the mean', p.band), coalesce(printf('%.6g', p.off), 'no number'),
+    printf('%d tokens of a prompt scored after the sync, the greatest difference %.6g', cast(p.n_in as bigint),
+        coalesce(p.absdiff_max, 'nan'::double)), null
 from (
     select c.rid, c.id, c.n_in, c.absdiff_max, c.absdiff_sum / c.n_in as off, band(e.run_id) as band
     from pair_cells as c join events as e using (rid)
     where c.field = 'probe_log_probs' and c.n_in > 0
 ) as p join keys as k using (id)
-where p.off > p.band or isnan(p.off)
+where coalesce(not p.off <= p.band, true)
