@@ -325,7 +325,8 @@ class _Grouped:
 
     def spread(self, made: list[NDArray[Any]], dtype: Any) -> NDArray[Any]:
         """One array a distinct list, laid out row after row."""
-        return (np.concatenate(made) if made else np.zeros(0, dtype=dtype))[self._take]
+        spread: NDArray[Any] = (np.concatenate(made) if made else np.zeros(0, dtype=dtype))[self._take]
+        return spread
 
 
 def _array(value: Sequence[Any], type_: pa.DataType) -> pa.Array:

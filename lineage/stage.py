@@ -134,6 +134,7 @@ class Stage(StageRows):
         *,
         mask: Any = None,
         keys: Keys | None = None,
+        entity: str = "trajectory",
         lengths: Mapping[str, Sequence[int]] | None = None,
         **context: Any,
     ) -> None:
@@ -146,6 +147,7 @@ class Stage(StageRows):
             b: the other side, of the same lengths.
             mask: which tokens count; all valid ones when not given.
             keys: ``(n,)`` key of each row.
+            entity: what a row is.
             lengths: valid lengths by span, when the tensors are padded.
         """
         padding = padding_of({}, lengths) if lengths is not None else None
@@ -163,7 +165,7 @@ class Stage(StageRows):
         names = None if keys is None else key_tuple(keys)
         if names is not None and len(names) != left.rows.n:
             raise ValueError(f"{len(names)} keys for {left.rows.n} rows")
-        row = self._row("compare", "trajectory", field, left, {"against": against, **context})
+        row = self._row("compare", entity, field, left, {"against": against, **context})
         row.pieces.append(Piece(names, left.rows.n, None, None, None, vars(pairs)))
 
     def reorder(

@@ -8,17 +8,36 @@ side does stands in a function of its own, because the two may be processes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from lineage import hooks
 from lineage.hooks import Weights, traced
 from lineage.trainer.actor import ActorRolloutRefWorker
+from lineage.trainer.models import vocab_size
+from lineage.trainer.protocol import nested_from_list
 from lineage.trainer.rollout.base import RolloutEngine
 
 RECEIVER = "RolloutEngine"
+#: tokens of the prompt that actor and engine both score after a sync; drawn once from the vocabulary
+PROBE_TOKENS, _PROBE_SEED = 64, 20260
 SLEEP, UPDATE = "CheckpointEngineManager.sleep_replicas", "CheckpointEngineManager.update_weights"
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What goes from the actor to each replica.
+
+    Attributes:
+        tensors: the actor's, by name.
+        probe: token ids of a prompt and the actor's log-probs of all but its first; empty where nothing is recorded.
+    """
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    probe: tuple[list[int], Tensor] | None = None
 
 
 class CheckpointEngineManager:
@@ -58,18 +77,19 @@ def sleep(replica: RolloutEngine) -> None:
     hooks.current().event("sleep", "rollout", weights=_engine(replica))
 
 
-def send(worker: ActorRolloutRefWorker, global_steps: int, *, recording: bool) -> dict[str, Tensor]:
-    """The actor's side of a sync: the tensors that go as version ``global_steps``.
+def send(worker: ActorRolloutRefWorker, global_steps: int, *, recording: bool) -> Sent:
+    """The actor's side of a sync: what goes as version ``global_steps``.
 
     Every rank takes part in making each tensor whole; the first one keeps them, on the host where ranks are processes.
 
     Args:
-        recording: fingerprint every tensor.
+        recording: fingerprint every tensor, and score the probe's prompt.
     """
+    probe = _scored_probe(worker, recording)
     if not worker.ranks.first:
         for _ in worker.state_dict():
             pass
-        return {}
+        return Sent()
     apart = worker.ranks.group is not None
     sent = {name: tensor.cpu() if apart else tensor for name, tensor in worker.state_dict()}
     at = replace(worker.weights, version=global_steps)
@@ -77,17 +97,42 @@ def send(worker: ActorRolloutRefWorker, global_steps: int, *, recording: bool) -
         hooks.current().params("sync", sent, weights=at)
     else:
         hooks.current().event("sync", "parameters", entity="param", weights=at)
-    return sent
+    return Sent(sent, probe)
 
 
-def receive(replica: RolloutEngine, sent: dict[str, Tensor], global_steps: int, *, recording: bool) -> None:
-    """The rollout's side of a sync: take the tensors, forget what was computed with older ones, and wake."""
+@torch.no_grad()
+def _scored_probe(worker: ActorRolloutRefWorker, recording: bool) -> tuple[list[int], Tensor] | None:
+    """The probe's prompt as the actor scores it, by a forward pass of all ranks; None where nobody would record it."""
+    module: Any = worker.actor.module
+    # in training mode a forward pass would draw numbers, and another mode for it would change what is drawn later
+    if not worker.ranks.agreed(recording and hooks.recorder().tracing and not module.training):
+        return None
+    longest = int(module.config.max_position_embeddings) - 1  # the engine answers with a token
+    drawn = torch.randint(
+        vocab_size(module), (min(PROBE_TOKENS, longest),), generator=torch.Generator().manual_seed(_PROBE_SEED)
+    )
+    ids = drawn.unsqueeze(0).to(worker.actor.device)
+    logits = module(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[0, :-1]
+    log_probs = logits.float().log_softmax(dim=-1).gather(-1, ids[0, 1:].unsqueeze(-1)).squeeze(-1)
+    return drawn.tolist(), log_probs.cpu()
+
+
+def receive(replica: RolloutEngine, sent: Sent, global_steps: int, *, recording: bool) -> None:
+    """The rollout's side of a sync: take the tensors, forget what was computed with older ones, and wake.
+
+    Tensors that are all there may still be computed with otherwise, so the probe's prompt is scored here once more.
+    """
     stage = hooks.current()
-    replica.update_weights(sent.items(), global_steps)
+    replica.update_weights(sent.tensors.items(), global_steps)
     if recording:
         stage.params("sync", replica.resident(), weights=_engine(replica))
     else:
         stage.event("sync", "parameters", entity="param", weights=_engine(replica))
+    if recording and sent.probe is not None:
+        ids, log_probs = sent.probe
+        sides = nested_from_list([log_probs]), nested_from_list([replica.score(ids)])
+        at = _engine(replica)
+        stage.compare("probe_log_probs", sides[0], "probe", sides[1], keys=["probe"], entity="param", weights=at)
     replica.reset_cache()
     stage.event("cache_reset", "rollout", weights=_engine(replica))
     replica.wake_up()

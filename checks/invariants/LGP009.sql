@@ -4,7 +4,7 @@
 -- says: A row scored alone, by tokens only, has the log-probs and the entropy it had in its batch: padding, attention mask, positions, packing and the batch's own arithmetic leak nothing.
 -- needs: absdiff_sum, absdiff_max
 -- fields:
--- examines: select count(*) from events where op = 'compare' and against = 'probe' and n > 0
+-- examines: select count(*) from events where op = 'compare' and against = 'probe' and field <> 'probe_log_probs' and n > 0
 -- subsumed_by: LEN006, LEN008, LGP001, LGP005, TOK001
 -- source: the batch and micro-batch invariance of a causal model; log-probs of packed and padded rows seen to differ
 -- causes: Positions that count padding, a mask that lets rows of a pack see each other, logits in fewer bits, a temperature applied to one output and not to the other.
@@ -14,5 +14,5 @@ select p.rid, keys.key, printf('within %g nats of the row alone', band(e.run_id)
     printf('mean %.6g, greatest %.6g', p.absdiff_sum / p.n_in, p.absdiff_max) as actual,
     printf('%d of %d tokens are equal', p.n_equal, p.n_in) as detail, null as severity
 from pair_cells as p join events as e using (rid) join keys using (id)
-where p.against = 'probe' and p.n_in > 0
+where p.against = 'probe' and p.field <> 'probe_log_probs' and p.n_in > 0
     and (p.absdiff_sum / p.n_in > band(e.run_id) or p.absdiff_max > 10 * band(e.run_id))

@@ -1,13 +1,13 @@
 -- code: VER003
 -- name: the engine generates with the last weights
 -- severity: error
--- says: Between a change of the actor's weights and the next generation of a synchronous run there is a completed sync, whose caches begin anew before the engine wakes; one precedes the first generation, and the engine generates under the version and cache epoch of the last one.
+-- says: Between a change of the actor's weights and the next generation of a synchronous run there is a completed sync, whose caches begin anew before the engine wakes; one precedes the first generation, and the engine generates under the version and cache epoch of the last one. A prompt that both score after a sync has the actor's log-probs in the engine: mean difference at most 1e-3 in float32, 0.1 in fewer bits.
 -- needs: weights, seq
 -- fields: parameters
--- examines: select count(*) from events where (op = 'generate' and weights.version is not null) or (op = 'sync' and entity = 'param' and weights.phase = 'engine')
--- subsumed_by: VER001, VER007
+-- examines: select count(*) from events where (op = 'generate' and weights.version is not null) or (op = 'sync' and entity = 'param' and weights.phase = 'engine') or (op = 'compare' and field = 'probe_log_probs')
+-- subsumed_by: VER001, VER002, VER007
 -- source: the weight sync of the synchronous step; verl resets every cache of the engine with it
--- causes: The sync was skipped because the step looked unchanged, the engine woke with what it slept with, or prefixes computed with older weights were still served.
+-- causes: The sync was skipped because the step looked unchanged, the engine woke with what it slept with, prefixes computed with older weights were still served, or a layer computes with a packed copy of its weight that the sync did not reach.
 -- reports: NVIDIA-NeMo/RL#4018, NovaSky-AI/SkyRL#2246, PrimeIntellect-ai/prime-rl#1650, verl-project/verl#6522, vllm-project/vllm#17103
 -- faults: cache_is_reset_before_the_weights_arrive, cache_survives_the_sync, engine_wakes_without_a_sync, nobody_resets_the_cache, one_engine_missed_the_sync, weights_are_synced_twice
 create or replace temp table weight_runs as
@@ -82,3 +82,13 @@ from (
 ) as s
 where s.version = s.last_version and coalesce(s.last_sleep, 0) < s.last_sync
     and coalesce(s.last_change, 0) < s.last_sync
+union all
+select p.rid, k.key, printf('within %g nats of the actor in the mean', p.band), coalesce(printf('%.6g', p.off), 'no number'),
+    printf('%d tokens of a prompt scored after the sync, the greatest difference %.6g', cast(p.n_in as bigint),
+        coalesce(p.absdiff_max, 'nan'::double)), null
+from (
+    select c.rid, c.id, c.n_in, c.absdiff_max, c.absdiff_sum / c.n_in as off, band(e.run_id) as band
+    from pair_cells as c join events as e using (rid)
+    where c.field = 'probe_log_probs' and c.n_in > 0
+) as p join keys as k using (id)
+where coalesce(not p.off <= p.band, true)

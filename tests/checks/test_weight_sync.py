@@ -137,3 +137,31 @@ def test_steps_nobody_traced_are_no_missed_sync(rows, write):
     assert {verdict.code: (verdict.errors, verdict.warnings) for verdict in verdicts} == dict.fromkeys(
         ["VER001", "VER003", "VER006", "VER007"], (0, 0)
     )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "apart", "kind"),
+    [
+        ("fp32", 5e-4, Kind.PASS),
+        ("fp32", 2e-3, Kind.FAIL),
+        ("bf16", 5e-2, Kind.PASS),
+        ("bf16", 0.2, Kind.FAIL),
+        ("fp32", float("nan"), Kind.FAIL),
+    ],
+)
+def test_the_engine_answers_a_probe_as_the_actor_does(dtype, apart, kind, judged):
+    """Tensors that are all there may be computed with otherwise: the mean difference is held to LGP002's band."""
+
+    def say(stage: Stage) -> None:
+        sync(stage, tensors(), tensors())
+        sent = [np.linspace(-3.0, -1.0, 63)]
+        scored = [sent[0] + apart * np.array([0.5, 1.5, 1.0] * 21)]
+        stage.compare("probe_log_probs", sent, "probe", scored, keys=["probe"], entity="param", weights=ENGINE)
+
+    config = {"actor_rollout_ref": {"actor": {"fsdp_config": {"model_dtype": dtype}}}}
+    verdict = judged("VER003", say, config)
+    assert (verdict.kind, verdict.examined) == (kind, 2)
+    assert all(
+        (one.key, one.stage, one.field) == ("probe", "weight_sync", "probe_log_probs") for one in verdict.violations
+    )
+    assert judged("LGP009", say, config).examined == 0  # its probe is a row of the batch, of the actor alone

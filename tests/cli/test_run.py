@@ -203,7 +203,7 @@ def test_a_service_that_does_not_start_leaves_no_run_folder(invoke, monkeypatch)
         ("data.train_batch=1", "did you mean data.train_batch_size?"),
         ("mode=spark", "use one of: embedded, ray"),
         ("trainer.lineage.on_violation=stop", "use one of: raise, warn, off"),
-        ("model.path=nowhere", "use one of tiny, tiny_tools, smollm2 or a local folder"),
+        ("model.path=nowhere", "use one of tiny, tiny_tied, tiny_tools, smollm2 or a local folder"),
     ],
 )
 def test_a_mistake_leaves_no_run_folder(invoke, override, expected):

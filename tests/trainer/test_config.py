@@ -56,20 +56,31 @@ def test_default_is_valid_and_small():
 
 def test_every_override_of_the_script_is_accepted():
     """Each override the seed names is taken by its verl name and lands in the tree or is said to have no meaning."""
-    config = compose(SCRIPT)
+    config = compose([*SCRIPT, "mode=ray"])
     lines = adapt_to_mode(config, SCRIPT)
     validate_config(config)
     assert config.actor_rollout_ref.rollout.n == 8
     assert config.data.truncation == "error"
-    said = [line.split("=")[0].removeprefix("ignored: ") for line in lines]
-    assert said == ["actor_rollout_ref.rollout.name", "actor_rollout_ref.ref.fsdp_config.param_offload"]
-    assert all("has no meaning in mode=embedded" in line for line in lines)
+    assert [line.partition(":")[0] for line in lines] == ["replaced"]
+    assert config.actor_rollout_ref.model.path == "tiny_tied"
+
+
+def test_what_needs_processes_is_said_to_have_no_meaning_without():
+    """A key of the ranks, and one of the engine that was not chosen, each by what it lacks."""
+    typed = ["actor_rollout_ref.ref.fsdp_config.param_offload=True", "rollout.enforce_eager=true"]
+    lines = adapt_to_mode(compose(typed), typed)
+    assert lines == [
+        "ignored: actor_rollout_ref.ref.fsdp_config.param_offload=true has no meaning in mode=embedded",
+        "ignored: actor_rollout_ref.rollout.enforce_eager=true has no meaning with rollout.name=hf",
+    ]
+    with_vllm = ["mode=ray", "rollout.name=vllm", "model.path=tiny_tied", *typed]
+    assert adapt_to_mode(compose(with_vllm), with_vllm) == []
 
 
 def test_replaced_values_say_what_runs():
     """The resolved configuration names the engine that really generates, not the one that was asked for."""
-    config = compose(["rollout.name=vllm"])
-    adapt_to_mode(config, ["rollout.name=vllm"])
+    config = compose(["rollout.name=sglang"])
+    adapt_to_mode(config, ["rollout.name=sglang"])
     assert config.actor_rollout_ref.rollout.name == "hf"
 
 

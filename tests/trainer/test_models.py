@@ -41,6 +41,14 @@ def test_tiny_is_small_and_made_once(monkeypatch, tmp_path, tiny):
     assert [path.name for path in (tmp_path / "rl-lineage").iterdir()] == [made.folder.name]
 
 
+def test_the_tied_model_has_one_tensor_for_both_ends():
+    """Its output layer is the embedding, under two names, and its heads are of the size vLLM serves on a CPU."""
+    model = load_model(find_model("tiny_tied"))
+    named = model.state_dict()
+    assert named["lm_head.weight"].data_ptr() == named["model.embed_tokens.weight"].data_ptr()
+    assert model.config.head_dim == 32
+
+
 def test_making_draws_nothing_from_the_global_generator(monkeypatch, tmp_path):
     """Whether the cache was empty does not change the run's random numbers."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -92,7 +100,7 @@ def test_a_local_folder_is_a_model(tiny, tmp_path):
 
 def test_what_is_missing_is_one_line(tiny, tmp_path):
     """No folder, no tokenizer, no weights, an unknown dtype: one line each, never a download."""
-    with pytest.raises(ModelError, match="tiny, tiny_tools, smollm2 or a local folder") as caught:
+    with pytest.raises(ModelError, match="tiny, tiny_tied, tiny_tools, smollm2 or a local folder") as caught:
         find_model("Qwen/Qwen3-4B")
     assert isinstance(caught.value, UserError)
     with pytest.raises(ModelError, match="no such folder"):

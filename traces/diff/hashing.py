@@ -81,7 +81,8 @@ def distinct(values: UInt64) -> UInt64:
     ordered = np.sort(values)
     fresh = np.ones(len(ordered), dtype=bool)
     fresh[1:] = ordered[1:] != ordered[:-1]
-    return ordered[fresh]
+    found: UInt64 = ordered[fresh]
+    return found
 
 
 def among(values: UInt64, others: UInt64) -> Bool:
@@ -89,7 +90,8 @@ def among(values: UInt64, others: UInt64) -> Bool:
     if not len(values) or not len(others):
         return np.zeros(len(values), dtype=bool)
     known = np.sort(others)
-    return np.equal(known[np.minimum(np.searchsorted(known, values), len(known) - 1)], values)
+    found: Bool = np.equal(known[np.minimum(np.searchsorted(known, values), len(known) - 1)], values)
+    return found
 
 
 class Lists:

@@ -110,7 +110,8 @@ def _left(side: Facts, rows: Int64) -> Int64:
     free = np.ones(len(side.rid), dtype=bool)
     free[rows] = False
     left = np.flatnonzero(free[side.row])
-    return left[np.lexsort((side.at[left], side.row[left]))]
+    ordered: Int64 = left[np.lexsort((side.at[left], side.row[left]))]
+    return ordered
 
 
 def _moved_rows(a: Facts, b: Facts, rows_a: Int64, rows_b: Int64) -> Iterator[Found]:

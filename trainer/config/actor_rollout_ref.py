@@ -11,6 +11,7 @@ from typing import Any
 
 NO_MEANING = {"meaning": "none"}
 ON_RAY = {"meaning": "ray"}
+ON_VLLM = {"meaning": "vllm"}
 
 
 def unused(default: Any) -> Any:
@@ -21,6 +22,11 @@ def unused(default: Any) -> Any:
 def on_ray(default: Any) -> Any:
     """A key that means something with ``mode=ray`` only."""
     return field(default=default, metadata=ON_RAY)
+
+
+def on_vllm(default: Any) -> Any:
+    """A key that means something with ``rollout.name=vllm`` only."""
+    return field(default=default, metadata=ON_VLLM)
 
 
 @dataclass
@@ -242,7 +248,7 @@ class RolloutConfig:
     """``actor_rollout_ref.rollout``: generation.
 
     Attributes:
-        name: rollout engine; ``hf`` is transformers, in this process.
+        name: rollout engine: ``hf`` is transformers, ``vllm`` is vLLM (``mode=ray``).
         n: G, sessions a prompt.
         temperature: divides the logits before sampling and before every log-prob.
         top_p: nucleus; 1 keeps all.
@@ -252,6 +258,11 @@ class RolloutConfig:
         calculate_log_probs: return the sampler's log-probs (``rollout_log_probs``).
         log_prob_micro_batch_size_per_gpu: rows of one old-log-prob forward pass.
         max_num_seqs: most rows generated together.
+        num_replicas: engines, each a process with weights of its own; the rollout's data-parallel size.
+        tensor_model_parallel_size: ranks of one engine; recorded apart from the actor's.
+        free_cache_engine: give the memory of vLLM's cache away while the actor trains, where the platform can.
+        max_model_len: most tokens of prompt and response together; null takes the sum of their limits.
+        gpu_memory_utilization, max_num_batched_tokens, enforce_eager, enable_prefix_caching: vLLM's own.
         logprobs_mode: ``processed_logprobs`` (after the temperature, as the actor recomputes them) or ``raw_logprobs``.
         ignore_eos: keep generating past the end-of-sequence token.
     """
@@ -266,23 +277,24 @@ class RolloutConfig:
     ignore_eos: bool = False
     prompt_length: int | None = None
     response_length: int | None = None
-    free_cache_engine: bool = unused(True)
+    free_cache_engine: bool = on_vllm(True)
     calculate_log_probs: bool = True
     logprobs_mode: str = "processed_logprobs"
     log_prob_micro_batch_size: int | None = unused(None)
     log_prob_micro_batch_size_per_gpu: int | None = 8
     log_prob_use_dynamic_bsz: bool | None = None
     log_prob_max_token_len_per_gpu: int | None = None
-    tensor_model_parallel_size: int = unused(1)
+    num_replicas: int = on_vllm(1)
+    tensor_model_parallel_size: int = on_vllm(1)
     data_parallel_size: int = unused(1)
-    gpu_memory_utilization: float = unused(0.5)
-    enforce_eager: bool = unused(False)
+    gpu_memory_utilization: float = on_vllm(0.5)
+    enforce_eager: bool = on_vllm(False)
     enable_chunked_prefill: bool = unused(True)
-    enable_prefix_caching: bool = unused(True)
+    enable_prefix_caching: bool = on_vllm(True)
     load_format: str = unused("auto")
     dtype: str = unused("float32")
-    max_model_len: int | None = unused(None)
-    max_num_batched_tokens: int = unused(8192)
+    max_model_len: int | None = on_vllm(None)
+    max_num_batched_tokens: int = on_vllm(8192)
     max_num_seqs: int = 1024
     agent: AgentConfig = field(default_factory=AgentConfig)
     multi_turn: MultiTurnConfig = field(default_factory=MultiTurnConfig)

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from lineage.hooks import disabled
 from lineage.trainer.config.compose import overridden
 from lineage.trainer.config.errors import ConfigError
+from lineage.trainer.config.rollout import adapt_to_engine, check_rollout
 from lineage.trainer.config.tree import keys
 from lineage.trainer.correction.rejection_rules import rejection_rules
 from lineage.trainer.engine.topology import TopologyError, fsdp_data_parallel_size, shard_ranks, world_size
@@ -26,7 +27,7 @@ CHOICES: dict[str, tuple[str | None, ...]] = {
     "algorithm.rollout_correction.loss_type": ("ppo_clip",),
     "actor_rollout_ref.actor.loss_agg_mode": ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean"),
     "actor_rollout_ref.actor.optim.lr_scheduler_type": ("constant", "cosine"),
-    "actor_rollout_ref.rollout.name": ("hf",),
+    "actor_rollout_ref.rollout.name": ("hf", "vllm"),
     "actor_rollout_ref.rollout.logprobs_mode": ("processed_logprobs", "raw_logprobs"),
     "actor_rollout_ref.rollout.multi_turn.format": ("hermes",),
     "actor_rollout_ref.rollout.multi_turn.tool_response_truncate_side": ("left", "right", "middle"),
@@ -42,6 +43,9 @@ POSITIVE = (
     "actor_rollout_ref.rollout.n",
     "actor_rollout_ref.rollout.agent.num_workers",
     "actor_rollout_ref.rollout.max_num_seqs",
+    "actor_rollout_ref.rollout.num_replicas",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "actor_rollout_ref.rollout.max_num_batched_tokens",
     "actor_rollout_ref.actor.ppo_mini_batch_size",
     "actor_rollout_ref.actor.ppo_epochs",
     "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size",
@@ -102,8 +106,7 @@ LOGGERS = ("console", "jsonl", "tensorboard", "wandb", "mlflow", "trackio")
 # verl values that change how the work is packed or served, not what it computes: accepted, said, and replaced.
 REPLACED: dict[str, dict[Any, tuple[Any, str]]] = {
     "actor_rollout_ref.rollout.name": {
-        "vllm": ("hf", "this version generates with transformers"),
-        "sglang": ("hf", "this version generates with transformers"),
+        "sglang": ("hf", "this version generates with transformers or vLLM"),
     },
 }
 
@@ -144,13 +147,17 @@ def adapt_to_mode(config: DictConfig, overrides: Sequence[str] = ()) -> list[str
             with open_dict(config):
                 OmegaConf.update(config, key, instead)
             lines.append(f"ignored: {key}={_text(value)} has no meaning in mode={config.mode} ({why})")
+    lines += adapt_to_engine(config)
     typed = dict.fromkeys(overridden(overrides))
-    unheard = ("none",) if config.mode == "ray" else ("none", "ray")
-    nothing = {name: default for name, default, field in keys() if field.metadata.get("meaning") in unheard}
+    engine = config.actor_rollout_ref.rollout.name
+    heard = {"ray": config.mode == "ray", "vllm": engine == "vllm"}
+    nothing = {name: (default, field.metadata.get("meaning", "any")) for name, default, field in keys()}
     for key in typed:
-        if key in nothing and OmegaConf.select(config, key) != nothing[key]:
-            value = OmegaConf.select(config, key)
-            lines.append(f"ignored: {key}={_text(value)} has no meaning in mode={config.mode}")
+        default, meaning = nothing.get(key, (None, "any"))
+        value = OmegaConf.select(config, key)
+        if meaning != "any" and not heard.get(meaning) and value != default:
+            where = f"with rollout.name={engine}" if meaning == "vllm" else f"in mode={config.mode}"
+            lines.append(f"ignored: {key}={_text(value)} has no meaning {where}")
     return lines
 
 
@@ -201,6 +208,7 @@ def validate_config(config: DictConfig) -> list[str]:
         *_check_lineage(config),
         *_check_resume(config),
         *_check_correction(config),
+        *check_rollout(config),
         *_check_groups(config),
         *_check_batch_sizes(config),
     ]

@@ -135,7 +135,7 @@ class MegatronLayout:
         if min(self.world, *sizes.values()) < 1 or self.world % product:
             named = " x ".join(f"{name}={size}" for name, size in sizes.items())
             raise TopologyError(
-                f"world size {self.world} does not divide by {named}: choose sizes of 1 or more whose product divides it"
+                f"world size {self.world} does not divide by {named}: choose sizes whose product divides it"
             )
 
     @property

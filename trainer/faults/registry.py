@@ -78,6 +78,11 @@ class Fault:
         """``ray`` for one that exists between processes, else ``embedded``."""
         return "ray" if "mode=ray" in self.overrides else "embedded"
 
+    @property
+    def wants_vllm(self) -> bool:
+        """It is one of the real engine."""
+        return "rollout.name=vllm" in self.overrides
+
     @contextmanager
     def inject(self) -> Iterator[None]:
         """Replace the seams for a ``with`` block; a fault that edits rows replaces none."""
@@ -171,7 +176,7 @@ def find_fault(name: str) -> Fault:
         FaultError: there is none; the nearest one is named.
     """
     _load()
-    known = _FAULTS
+    known, name = _FAULTS, name.replace("-", "_")
     if name in known:
         return known[name]
     near = get_close_matches(name, known, n=1)

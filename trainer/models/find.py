@@ -1,6 +1,7 @@
 """Where the model comes from: built in, an installed package, or a local folder. Never the network.
 
-``tiny``, ``tiny_tools`` and ``smollm2`` are made once, into ``$XDG_CACHE_HOME/rl-lineage`` (``~/.cache/rl-lineage``).
+``tiny``, ``tiny_tied``, ``tiny_tools`` and ``smollm2`` are made once, into ``$XDG_CACHE_HOME/rl-lineage``
+(``~/.cache/rl-lineage``).
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from lineage.hooks import UserError, first_line
 
@@ -37,7 +39,7 @@ class ModelSource:
     """A model on disk.
 
     Attributes:
-        name: ``tiny``, ``tiny_tools``, ``smollm2`` or the folder as the user gave it.
+        name: ``tiny``, ``tiny_tied``, ``tiny_tools``, ``smollm2`` or the folder as the user gave it.
         folder: Hugging Face folder with the weights.
         tokenizer_folder: folder with the tokenizer.
     """
@@ -135,13 +137,21 @@ def load_model(
     return model.to(device).eval()
 
 
-def eos_token_ids(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def eos_token_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Every token that ends a response: the tokenizer's and those of the model's generation config, sorted."""
     ids = {tokenizer.eos_token_id}
     for config in (getattr(model, "generation_config", None), getattr(model, "config", None)):
         declared = getattr(config, "eos_token_id", None)
         ids.update(declared if isinstance(declared, list | tuple) else [declared])
     return sorted(token for token in ids if token is not None)
+
+
+def declared_eos_token_ids(source: ModelSource, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The same of a model that is loaded elsewhere, by its files."""
+    declared = SimpleNamespace(config=AutoConfig.from_pretrained(source.folder, local_files_only=True))
+    if (source.folder / "generation_config.json").is_file():
+        declared.generation_config = GenerationConfig.from_pretrained(source.folder, local_files_only=True)
+    return eos_token_ids(declared, tokenizer)
 
 
 def vocab_size(model: torch.nn.Module) -> int:
@@ -177,7 +187,12 @@ def cache_folder() -> Path:
 
 
 def _makers() -> dict[str, Callable[[Path], None]]:
-    return {"tiny": _make_tiny, "tiny_tools": _make_tiny_tools, "smollm2": _make_smollm2}
+    return {
+        "tiny": _make_tiny,
+        "tiny_tied": _make_tiny_tied,
+        "tiny_tools": _make_tiny_tools,
+        "smollm2": _make_smollm2,
+    }
 
 
 def _made_folder(name: str) -> Path:
@@ -207,6 +222,12 @@ def _make_tiny(folder: Path) -> None:
     from lineage.trainer.models.tiny import make_tiny
 
     make_tiny(folder)
+
+
+def _make_tiny_tied(folder: Path) -> None:
+    from lineage.trainer.models.tiny import make_tiny_tied
+
+    make_tiny_tied(folder)
 
 
 def _make_tiny_tools(folder: Path) -> None:

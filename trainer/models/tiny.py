@@ -1,4 +1,4 @@
-"""The two models made here: ``tiny``, random weights, and ``tiny_tools``, one that has learnt to call tools."""
+"""The models made here: ``tiny`` and ``tiny_tied``, random weights; ``tiny_tools``, which has learnt to call tools."""
 
 from __future__ import annotations
 
@@ -51,6 +51,16 @@ def make_tiny(folder: Path) -> None:
     _save(random_model(tokenizer, initializer_range=0.02), tokenizer, folder)
 
 
+def make_tiny_tied(folder: Path) -> None:
+    """As ``tiny``, with what an engine of its own trips over: the embedding is the output's weight too.
+
+    The heads are of 32 numbers, which vLLM serves on a CPU; those of ``tiny`` are too small for it. The weights are
+    wider than there, so that an output layer left behind by a sync shows.
+    """
+    tokenizer = _tokenizer(_CHAT_TEMPLATE)
+    _save(random_model(tokenizer, initializer_range=0.06, head_dim=32, tied=True), tokenizer, folder)
+
+
 def make_tiny_tools(folder: Path) -> None:
     """The same architecture, warm-started on the tool tasks: samples hermes calls, most of them well-formed.
 
@@ -87,7 +97,9 @@ def _tokenizer(chat_template: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def random_model(tokenizer: PreTrainedTokenizerBase, initializer_range: float) -> Qwen3ForCausalLM:
+def random_model(
+    tokenizer: PreTrainedTokenizerBase, initializer_range: float, *, head_dim: int = 16, tied: bool = False
+) -> Qwen3ForCausalLM:
     """A Qwen3 of two layers, its weights drawn from a seed of its own."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -96,9 +108,9 @@ def random_model(tokenizer: PreTrainedTokenizerBase, initializer_range: float) -
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=16,
+        head_dim=head_dim,
         max_position_embeddings=2048,
-        tie_word_embeddings=False,
+        tie_word_embeddings=tied,
         initializer_range=initializer_range,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

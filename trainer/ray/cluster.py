@@ -14,9 +14,10 @@ from omegaconf import OmegaConf
 from lineage.hooks import first_line
 from lineage.trainer.ray import ENVIRONMENT
 from lineage.trainer.ray.errors import ClusterError
+from lineage.trainer.rollout.vllm import need_vllm
 
-# the task runner, the rollout, and TransferQueue's controller
-_OTHERS = 3
+# the task runner, and TransferQueue's controller
+_OTHERS = 2
 
 
 def start(config: Any) -> None:
@@ -26,8 +27,11 @@ def start(config: Any) -> None:
     typed under ``ray_kwargs.ray_init`` goes to ``ray.init`` as it is.
 
     Raises:
+        UserError: what a process of the run needs is not installed.
         ClusterError: Ray does not start, or the cluster has not the CPUs the run asks for.
     """
+    if config.actor_rollout_ref.rollout.name == "vllm":
+        need_vllm()
     typed = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
     options: dict[str, Any] = {
         "address": "local",
@@ -81,9 +85,10 @@ def stop() -> None:
 def processes(config: Any) -> int:
     """Processes of a run, each of which asks for a logical CPU."""
     rewards = 0 if config.reward.reward_model.enable else config.reward.num_workers
-    agents = config.actor_rollout_ref.rollout.agent.num_workers
+    rollout = config.actor_rollout_ref.rollout
+    served = rollout.agent.num_workers + rollout.num_replicas
     units = OmegaConf.select(config.transfer_queue, "backend.SimpleStorage.num_data_storage_units", default=1)
-    return int(_OTHERS + units + config.trainer.nnodes * config.trainer.n_gpus_per_node + agents + rewards)
+    return int(_OTHERS + units + config.trainer.nnodes * config.trainer.n_gpus_per_node + served + rewards)
 
 
 # Of a rank's GPU what is its own, so that no two ranks share one, and what is left for the rollout beside the first.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,9 @@ class RankProcess(RunProcess):
             module,
             tokenizer,
             total_training_steps,
-            fsdp_topology(self.world, fsdp_size, sp=self.sp),
+            fsdp_topology(
+                self.world, fsdp_size, sp=self.sp, rollout_dp=config.actor_rollout_ref.rollout.num_replicas
+            ),
             ranks=Ranks.of_process(self.sp),
             mesh=device_mesh(self.world, fsdp_size, device),
         )
@@ -113,13 +115,21 @@ class RankProcess(RunProcess):
         with hooks.inside(scope):
             return self.worker.load_checkpoint(folder, global_steps)
 
-    def update_weights(self, scope: Scope | None, replica: Any, global_steps: int) -> None:
-        """Gather the tensors with the other ranks; the first rank sends them to the rollout."""
+    def update_weights(self, scope: Scope | None, replicas: Mapping[str, Any], global_steps: int) -> None:
+        """Gather the tensors with the other ranks; the first rank sends them to every replica of the rollout.
+
+        Args:
+            replicas: handles of the replicas, by the names of their processes.
+        """
         recording = hooks.recorder().enabled and bool(self.config.trace.weights)
         with hooks.inside(scope), traced("weight_sync", component=UPDATE, consumer=RECEIVER):
             sent = send(self.worker, global_steps, recording=recording)
         if self.rank == 0:
-            gather_results({"rollout:0": replica.update_weights.remote(scope, sent, global_steps)}, "update_weights")
+            once = ray.put(sent)
+            gather_results(
+                {name: each.update_weights.remote(scope, once, global_steps) for name, each in replicas.items()},
+                "update_weights",
+            )
 
     def close(self, error: str | None = None) -> list[LogLine]:
         """The run has ended: close what this rank recorded, and leave the others."""

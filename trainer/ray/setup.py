@@ -54,8 +54,8 @@ def build_parts(config: Any, queue: TransferQueue, processes: RunProcesses) -> P
     reward = init_reward_loop_manager(config, tokenizer)
     if not reward.colocated:
         processes.start("reward", RewardProcess, config.reward.num_workers, config)
-    replica = init_llm_server_manager(config, processes)
-    made("CheckpointEngineManager", backend="naive", replicas=1)
+    replicas = init_llm_server_manager(config, processes)
+    made("CheckpointEngineManager", backend="naive", replicas=len(replicas))
     return make_parts(
         config,
         tokenizer,
@@ -63,10 +63,10 @@ def build_parts(config: Any, queue: TransferQueue, processes: RunProcesses) -> P
         facts,
         queue=traced_queue,
         worker=group,
-        rollout=RemoteRollout(replica),
+        rollout=RemoteRollout(replicas),
         reward=reward,
         replay_buffer=DriverReplayBuffer(traced_queue, _POLL_SECONDS, policy=RefillPolicy.of(config)),
-        checkpoint_manager=RayCheckpointEngineManager(group, replica),
+        checkpoint_manager=RayCheckpointEngineManager(group, replicas),
     )
 
 
@@ -95,9 +95,9 @@ def init_model(config: Any, group: WorkerGroup, total_training_steps: int) -> Mo
     return facts
 
 
-def init_llm_server_manager(config: Any, processes: RunProcesses) -> Any:
-    """Handle of the rollout's process."""
-    options = with_gpu(config, ROLLOUT_SHARE)
-    (replica,) = processes.start("rollout", RolloutReplica, 1, config, options=options)
-    made("LLMServerManager", name=config.actor_rollout_ref.rollout.name, replicas=1)
-    return replica
+def init_llm_server_manager(config: Any, processes: RunProcesses) -> list[Any]:
+    """Handles of the rollout's replicas, a process each."""
+    options, rollout = with_gpu(config, ROLLOUT_SHARE), config.actor_rollout_ref.rollout
+    replicas = processes.start("rollout", RolloutReplica, rollout.num_replicas, config, options=options)
+    made("LLMServerManager", name=rollout.name, replicas=len(replicas))
+    return replicas

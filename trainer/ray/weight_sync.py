@@ -1,7 +1,8 @@
-"""The weights between processes: the first rank sends, the rollout takes (verl ``CheckpointEngineManager``)."""
+"""The weights between processes: the first rank sends, every replica takes (verl ``CheckpointEngineManager``)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from lineage import hooks
@@ -14,17 +15,18 @@ class RayCheckpointEngineManager:
 
     Args:
         group: the ranks; each has a share of the tensors.
-        replica: handle of the rollout.
+        replicas: handles of the rollout's replicas, by number.
     """
 
-    def __init__(self, group: WorkerGroup, replica: Any) -> None:
+    def __init__(self, group: WorkerGroup, replicas: Sequence[Any]) -> None:
         self.group = group
-        self.replica = replica
+        self.replicas = {f"rollout:{number}": replica for number, replica in enumerate(replicas)}
 
     def sleep_replicas(self) -> None:
         """Stop generation: no request is admitted until the next sync has ended."""
-        gather_results({"rollout:0": self.replica.sleep.remote(hooks.scope())}, "sleep_replicas")
+        scope = hooks.scope()
+        gather_results({name: each.sleep.remote(scope) for name, each in self.replicas.items()}, "sleep_replicas")
 
     def update_weights(self, global_steps: int) -> None:
-        """Give the actor's weights to the rollout as version ``global_steps`` and wake it."""
-        self.group.call("update_weights", hooks.scope(), self.replica, global_steps)
+        """Give the actor's weights to every replica as version ``global_steps`` and wake it."""
+        self.group.call("update_weights", hooks.scope(), self.replicas, global_steps)

@@ -99,3 +99,11 @@ class RolloutEngine(Protocol):
     def resident(self) -> dict[str, Tensor]:
         """The engine's own tensors by name, after the last update."""
         ...
+
+    def score(self, token_ids: Sequence[int]) -> Tensor:
+        """Log-probs ``(len(token_ids) - 1,)`` of each token after the first, at temperature 1; asleep or not."""
+        ...
+
+    def close(self) -> None:
+        """End the engine; nothing is asked of it after."""
+        ...

@@ -104,6 +104,16 @@ class HFRollout:
         """The module's own tensors by state-dict name (views, not copies)."""
         return dict(self.module.state_dict())
 
+    @torch.no_grad()
+    def score(self, token_ids: Sequence[int]) -> Tensor:
+        """Log-probs ``(len(token_ids) - 1,)`` of each token after the first, at temperature 1; asleep or not."""
+        ids = torch.tensor([list(token_ids)], device=next(self.module.parameters()).device)
+        log_probs = self.module(input_ids=ids, use_cache=False).logits[0, :-1].float().log_softmax(dim=-1)
+        return log_probs.gather(-1, ids[0, 1:].unsqueeze(-1)).squeeze(-1).cpu()
+
+    def close(self) -> None:
+        """The module goes with the process."""
+
     def _admit(self, request_id: str, prompt_ids: Sequence[int], max_tokens: int) -> None:
         if self.asleep:
             raise RolloutError(f"request {request_id}: the rollout sleeps; it serves after the next weight sync")

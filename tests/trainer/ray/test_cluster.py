@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import pytest
 import ray
 
+from lineage.hooks import UserError
 from lineage.trainer.config import compose
 from lineage.trainer.ray import ENVIRONMENT, cluster
 
@@ -42,3 +44,22 @@ def test_processes_of_ones_own_cluster_inherit_it(asked: dict[str, Any], typed: 
     cluster.start(config)
     assert "runtime_env" not in asked
     assert asked["num_cpus"] >= cluster.processes(config)
+
+
+def test_an_engine_that_is_not_installed_is_said_before_anything_starts(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line with the pip lines; Ray is not asked."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"rollout.name=vllm needs vLLM.*pip install"):
+        cluster.start(compose(["mode=ray", "rollout.name=vllm"]))
+    assert not asked
+
+
+def test_every_replica_is_a_process() -> None:
+    """Of which the cluster needs a logical CPU each."""
+    one, three = (
+        cluster.processes(compose(["mode=ray", "rollout.name=vllm", f"rollout.num_replicas={count}"]))
+        for count in (1, 3)
+    )
+    assert three - one == 2
