@@ -47,7 +47,8 @@ def start(config: Any) -> None:
     try:
         ray.init(**{**options, **typed})
     except (ValueError, TypeError, RuntimeError, ConnectionError, OSError) as error:
-        raise ClusterError(f"ray_kwargs.ray_init={typed}: Ray does not start: {first_line(error)}") from error
+        asked = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
+        raise ClusterError(f"ray_kwargs.ray_init={asked}: Ray does not start: {first_line(error)}") from error
     # of one's own nothing is taken yet, and Ray counts what is free with a delay
     free = (ray.available_resources() if joined else ray.cluster_resources()).get("CPU", 0)
     gpus, ranks = ray.cluster_resources().get("GPU", 0), config.trainer.nnodes * config.trainer.n_gpus_per_node

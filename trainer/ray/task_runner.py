@@ -91,11 +91,14 @@ class TaskRunner:
         """Train to the end; every event as it happens, then what ended the run where that was an error."""
         thread = threading.Thread(target=self._train, name="train")
         thread.start()
+        # one by one: Ray sends a word of its own back to each event, which `yield from` would hand to an iterator
         while (event := self._events.get()) is not None:
-            yield from map(Warned, self._log.take())
+            for line in self._log.take():
+                yield Warned(line)
             yield event
         thread.join()
-        yield from map(Warned, self._log.take())
+        for line in self._log.take():
+            yield Warned(line)
         if self._error is not None:
             raise self._error
 

@@ -54,9 +54,20 @@ def test_a_run_goes_on_with_other_numbers_of_ranks(tmp_path: Path) -> None:
         assert (tmp_path / "saved" / f"global_step_{steps}").is_dir()
 
 
+# what a process logs comes to the user's console, and stops nothing
+WARNING = """
+import logging
+def compute_score(solution_str, **_):
+    logging.getLogger("mine").warning("a score is given")
+    return len(solution_str) % 2
+"""
+
+
 def test_one_rank_holds_what_the_embedded_run_holds(tmp_path: Path) -> None:
-    """The same facts, bit for bit, by other processes and in other rows."""
-    same = ("trainer.total_training_steps=2", "rollout.max_num_seqs=1")
+    """The same facts, bit for bit, by other processes and in other rows; a scorer's warnings stop neither."""
+    (tmp_path / "warning.py").write_text(WARNING)
+    scorer = [f"reward.custom_reward_function.{key}" for key in ("path=warning.py", "name=compute_score")]
+    same = ("trainer.total_training_steps=2", "rollout.max_num_seqs=1", *scorer)
     embedded, ray = (str(run(tmp_path, *same, mode=mode)["trace"]) for mode in ("embedded", "ray"))
     done = lineage(tmp_path, "diff", embedded, ray, "--ignore", "process,rank,layout")
     assert done.returncode == 0, done.stdout
