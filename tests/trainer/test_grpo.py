@@ -235,6 +235,7 @@ def test_a_step_runs_its_stages_in_the_seeds_order(train, tmp_path):
         "update_actor",
         "checkpoint",
         "weight_sync sync",
+        "weight_sync compare",
         "weight_sync cache_reset",
         "weight_sync wake",
         "metrics",

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 
+from lineage import hooks
+from lineage.hooks import traced
 from lineage.trainer.models import find_model, load_model
 from lineage.trainer.rollout import vllm_worker
 from lineage.trainer.rollout.base import RolloutError, SamplingParams
@@ -223,6 +226,28 @@ def test_a_request_it_cannot_serve_is_refused(rollout, prompt, room, said):
     with pytest.raises(RolloutError, match=said):
         ask(rollout, [prompt], max_tokens=room)
     assert ask(rollout, [[5, 6]])[0].token_ids
+
+
+def test_what_it_generates_is_recorded_with_the_engines_own_words(rollout, tmp_path):
+    """Prompts as echoed, responses, version and epoch; of narrowed sampling, the tokens likelier than each."""
+    asked = prompts(3, 20)
+    with hooks.recording(tmp_path, config={}, run={}), traced("rollout", component="test"):
+        outputs = ask(rollout, asked, top_k=3)
+    rows = [row for row in pq.read_table(tmp_path / "trace.parquet").to_pylist() if row["op"] == "generate"]
+    by_field = {name: [row for row in rows if row["field"] == name] for name in ("prompts", "responses", "likelier")}
+    assert {row["producer"] for row in rows} == {"VLLMRollout.generate"}
+    for name, lengths in (
+        ("prompts", [len(prompt) for prompt in asked]),
+        ("responses", [len(output.token_ids) for output in outputs]),
+    ):
+        said = {key: at for row in by_field[name] for key, at in zip(row["key"], row["length"], strict=True)}
+        assert said == {f"u_{place}_0": length for place, length in enumerate(lengths)}
+    for row in rows:
+        assert (row["weights"]["version"], row["weights"]["cache_epoch"]) == (0, rollout.cache_epoch)
+        assert row["sampling"]["top_k"] == 3
+    greatest = [value for row in by_field["likelier"] for value in row["max_in"]]
+    assert len(greatest) == 3
+    assert 0 < max(greatest) < 3
 
 
 def test_asleep_it_refuses_requests(rollout):

