@@ -78,11 +78,6 @@ class Fault:
         """``ray`` for one that exists between processes, else ``embedded``."""
         return "ray" if "mode=ray" in self.overrides else "embedded"
 
-    @property
-    def wants_vllm(self) -> bool:
-        """It is one of the real engine."""
-        return "rollout.name=vllm" in self.overrides
-
     @contextmanager
     def inject(self) -> Iterator[None]:
         """Replace the seams for a ``with`` block; a fault that edits rows replaces none."""
