@@ -348,7 +348,7 @@ def _crashed(trial: Trial, error: Exception, began: float) -> Outcome:
 
 def _wanted(trial: Trial) -> Place | None:
     fault = _fault(trial)
-    return None if fault is None else Place(fault.code, fault.stage, fault.step)
+    return None if fault is None else Place(fault.code, fault.stage, fault.shows or fault.step)
 
 
 def _fault(trial: Trial) -> Fault | None:
