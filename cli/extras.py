@@ -9,6 +9,7 @@ from lineage.errors import MissingExtraError
 _MODULES = {
     "train": ("torch", "tensordict", "transformers", "hydra", "torchdata"),
     "ray": ("ray", "transfer_queue"),
+    "vllm": ("vllm",),
 }
 
 
@@ -16,7 +17,7 @@ def need_extra(extra: str, what: str) -> None:
     """Fail in one line when a package of an extra is missing.
 
     Args:
-        extra: ``train`` or ``ray``.
+        extra: ``train``, ``ray`` or ``vllm``.
         what: what needs it: a command, a setting.
 
     Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import random
 import sys
 import time
@@ -17,7 +18,7 @@ from lineage.cli import selftest_page, selftest_text
 from lineage.cli.completion import complete_choice
 from lineage.cli.extras import need_extra
 from lineage.cli.json_text import print_json
-from lineage.cli.trials import Kind, Outcome, Trial, on_ray, outcomes, said
+from lineage.cli.trials import Kind, Outcome, Trial, on_ray, on_vllm, outcomes, said
 from lineage.errors import UserError
 
 
@@ -110,6 +111,7 @@ def selftest_command(
         raise
     if any(on_ray(one) for one in trials):
         need_extra("ray", "a fault between processes")
+    trials, left_out = _without_vllm(trials, named=bool(faults))
     began = time.perf_counter()
     done = _run(trials, jobs, keep)
     seconds = time.perf_counter() - began
@@ -117,10 +119,13 @@ def selftest_command(
     if as_json:
         print_json(
             {"ok": not failed, "seconds": round(seconds, 1), "jobs": jobs, "trials": [said(one) for one in done]}
+            | ({"left_out": left_out} if left_out else {})
         )
     else:
         for line in selftest_text.lines(done, seconds, jobs, each=bool(faults) and not matrix, matrix=matrix):
             typer.echo(line)
+        if left_out:
+            typer.echo(f"left out, as vLLM is not installed here: {', '.join(left_out)}")
     if page is not None:  # last: what was found is said whatever becomes of the page
         selftest_page.write(page, done, seconds, jobs, runs_seed)
     raise typer.Exit(ExitCode.VIOLATIONS if failed else ExitCode.PASS)
@@ -172,6 +177,20 @@ def _trials_on_ray(names: Sequence[str], codes: Sequence[str]) -> list[Trial]:
         *(Trial(Kind.FAULT, name) for name in known),
         *(Trial(Kind.CLEAN, name, overrides) for name, overrides in ON_RAY.items()),
     ]
+
+
+def _without_vllm(trials: Sequence[Trial], named: bool) -> tuple[list[Trial], list[str]]:
+    """The trials this machine can run, and the names of those of the real engine where vLLM is not installed.
+
+    Raises:
+        MissingExtraError: none is left, or they were asked for by name.
+    """
+    wanting = [one for one in trials if on_vllm(one)]
+    if not wanting or importlib.util.find_spec("vllm") is not None:
+        return list(trials), []
+    if named or len(wanting) == len(trials):
+        need_extra("vllm", f"the fault {wanting[0].name}")
+    return [one for one in trials if one not in wanting], [one.name for one in wanting]
 
 
 def _run(trials: Sequence[Trial], jobs: int, keep: Path | None) -> list[Outcome]:

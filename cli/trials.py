@@ -190,8 +190,17 @@ def _some(trials: Sequence[Trial], jobs: int) -> Iterator[list[Trial]]:
 
 def on_ray(trial: Trial) -> bool:
     """Whether a run starts processes of its own: it takes a minute, and is judged by itself."""
+    return "mode=ray" in _overrides(trial)
+
+
+def on_vllm(trial: Trial) -> bool:
+    """Whether a run generates with vLLM, which not every machine has."""
+    return "rollout.name=vllm" in _overrides(trial)
+
+
+def _overrides(trial: Trial) -> tuple[str, ...]:
     fault = _fault(trial)
-    return "mode=ray" in (fault.overrides if fault is not None else trial.overrides)
+    return trial.overrides if fault is None else fault.overrides
 
 
 def _attempt_in_time(trials: Sequence[Trial], folder: Path, keep: bool) -> list[Outcome]:
@@ -339,7 +348,7 @@ def _crashed(trial: Trial, error: Exception, began: float) -> Outcome:
 
 def _wanted(trial: Trial) -> Place | None:
     fault = _fault(trial)
-    return None if fault is None else Place(fault.code, fault.stage, fault.step)
+    return None if fault is None else Place(fault.code, fault.stage, fault.shows or fault.step)
 
 
 def _fault(trial: Trial) -> Fault | None:

@@ -20,7 +20,7 @@ from lineage.checks.catalogue import catalogue
 from lineage.cli import selftest, selftest_page, selftest_text, trials
 from lineage.cli.together import Judgement
 from lineage.cli.trials import Kind, Outcome, Place, Result, Seen, Trial, attempt, attempt_together
-from lineage.errors import UserError
+from lineage.errors import MissingExtraError, UserError
 from lineage.trainer.faults.registry import Fault, all_faults
 
 ROOT = Path(__file__).parents[2]
@@ -99,11 +99,30 @@ def test_faults_between_processes_are_tried_apart() -> None:
     """``--mode ray`` tries those and clean runs of several ranks, each a cluster of its own; nothing else does."""
     every = selftest._trials_on_ray((), ())
     assert [one.name for one in every if one.kind is Kind.FAULT] == list(all_faults("ray"))
-    assert [one.name for one in every if one.kind is Kind.CLEAN] == ["two_ranks_on_ray", "four_ranks_on_ray"]
+    assert [one.name for one in every if one.kind is Kind.CLEAN] == [
+        "two_ranks_on_ray",
+        "four_ranks_on_ray",
+        "vllm_on_ray",
+    ]
     assert all(len(some) == 1 for some in trials._some(every, 1))
     assert [one.name for one in selftest._trials_on_ray((), ["que001"])] == ["rank_writes_after_the_clear"]
     with pytest.raises(UserError, match="no fault between processes is of MSK002"):
         selftest._trials_on_ray((), ["MSK002"])
+
+
+def test_without_vllm_its_faults_are_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without the real engine tries the others and names what it left; one asked for by name is an error."""
+    every = selftest._trials_on_ray((), ())
+    real = [one.name for one in every if trials.on_vllm(one)]
+    assert {"stale_tied_head", "vllm_on_ray"} <= set(real) < {one.name for one in every}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "vllm" else object())
+    left, out = selftest._without_vllm(every, named=False)
+    assert out == real
+    assert [one.name for one in left] == [one.name for one in every if one.name not in real]
+    with pytest.raises(MissingExtraError, match=r"the fault stale_tied_head needs the 'vllm' extra"):
+        selftest._without_vllm(selftest._trials_on_ray(["stale-tied-head"], ()), named=True)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    assert selftest._without_vllm(every, named=False) == (list(every), [])
 
 
 def test_the_matrix_says_who_else_fails() -> None:

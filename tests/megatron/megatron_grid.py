@@ -10,7 +10,7 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +87,9 @@ def same(point: Point, said: Said) -> bool:
     if any("refused" in rank for rank in said):
         return False
     dense, expert = layout.data_parallel_groups(), layout.expert_data_parallel_groups()
-    places = [layout.coord(rank) for rank in range(point.world)]
-    if point.dynamic_cp:  # the groups are there as without it; the batch is not dealt by them
-        places = [MegatronLayout(point.world).coord(rank) for rank in range(point.world)]
+    # under dynamic context parallel the groups are there as without it; the batch is not dealt by them
+    static = replace(layout, dynamic_cp=False)
+    places = [static.coord(rank) for rank in range(point.world)]
     return (
         _once(rank["dp_group"] for rank in said) == dense
         and _once(rank["expert_dp_group"] for rank in said) == expert

@@ -51,6 +51,7 @@ def test_faults_between_processes_are_of_the_other_mode() -> None:
     assert all(one.mode == "ray" and "mode=ray" in one.overrides for one in BETWEEN_PROCESSES.values())
     assert all(one.mode == "embedded" and one.code != INCOMPLETE for one in FAULTS.values())
     assert find_fault("rank_dies") is BETWEEN_PROCESSES["rank_dies"]
+    assert find_fault("stale-tied-head") is BETWEEN_PROCESSES["stale_tied_head"]
 
 
 def test_every_report_a_fault_names_is_known() -> None:

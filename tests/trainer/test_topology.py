@@ -113,6 +113,10 @@ def test_dynamic_context_parallel_is_one_replica(layout, rollout_tp, rollout_dp)
     """Its logical DP is 1: every rank is handed the whole batch, whatever the process groups are."""
     dynamic = replace(layout, dynamic_cp=True)
     assert dynamic.replicas() == [list(range(layout.world))]
+    assert (
+        len({(place["tp"], place["cp"], place["pp"]) for place in map(dynamic.coord, range(layout.world))})
+        == layout.world
+    )
     assert dynamic.data_parallel_groups() == layout.data_parallel_groups()
     topology = dynamic.topology(rollout_tp, rollout_dp)
     assert (topology.reported_dp, topology.dynamic_cp, topology.rollout_tp) == (1, True, rollout_tp)

@@ -105,6 +105,7 @@ NAMED: Mapping[str, tuple[str, ...]] = {
 ON_RAY: Mapping[str, tuple[str, ...]] = {
     "two_ranks_on_ray": ("mode=ray", "trainer.n_gpus_per_node=2"),
     "four_ranks_on_ray": ("mode=ray", "trainer.n_gpus_per_node=4", "data.train_batch_size=5", "+experiment=tools"),
+    "vllm_on_ray": ("mode=ray", "trainer.n_gpus_per_node=2", "rollout.name=vllm"),
 }
 
 

@@ -17,8 +17,9 @@ from lineage.trainer.faults.registry import Seams, fault
 from lineage.trainer.faults.seams import tiny_tokenizer
 
 VLLM = ("mode=ray", "trainer.n_gpus_per_node=2", "rollout.name=vllm")
-#: every prompt begins with the tools' own, more than a block of vLLM's cache on a CPU
-LONG = (*VLLM, "+experiment=tools", "data.max_response_length=64")
+#: every prompt begins with the same 160 tokens: vLLM's cache on a CPU knows whole blocks of 128
+PREAMBLE = "{{ 'o' * 160 }}{% for message in messages %}{{ message.content }}{% endfor %}"
+LONG = (*VLLM, "data.max_prompt_length=256", f'+data.apply_chat_template_kwargs.chat_template="{PREAMBLE}"')
 ENGINE = "lineage.trainer.rollout.vllm.VLLMRollout"
 WORKER = "lineage.trainer.rollout.vllm_worker"
 PROCESS = "lineage.trainer.ray.rollout"
@@ -58,7 +59,7 @@ def skipped_sync() -> Seams:
     return {f"{PROCESS}.receive": receive}
 
 
-@fault("LGP002", "old_log_prob", *LONG, "actor_rollout_ref.actor.optim.lr=0.01", step=1, onwards=True)
+@fault("LGP002", "old_log_prob", *LONG, "actor_rollout_ref.actor.optim.lr=0.01", step=1, shows=2)
 def stale_prefix_cache() -> Seams:
     """The engine counts a new cache epoch and forgets nothing: prompts go on from what older weights computed."""
 

@@ -46,7 +46,8 @@ class Fault:
         stage: the stage to be blamed.
         says: what went wrong, in a sentence.
         reports: ids of the public reports it stands for (``reports/*.toml``).
-        step: the first step in which it acts, and the one to be blamed.
+        step: the first step in which it acts.
+        shows: the step to be blamed, where what it leaves is used in a later one; None for that in which it acts.
         onwards: it acts in every later step as well.
         overrides: configuration the fault needs, beyond the lab's.
         also: codes that show it as well, and have no fault of their own because another code always leads.
@@ -65,6 +66,7 @@ class Fault:
     overrides: tuple[str, ...]
     also: tuple[str, ...] = ()
     profile: str = ""
+    shows: int | None = None
     seams: MakeSeams | None = None
     edit: EditRows | None = None
 
@@ -77,11 +79,6 @@ class Fault:
     def mode(self) -> str:
         """``ray`` for one that exists between processes, else ``embedded``."""
         return "ray" if "mode=ray" in self.overrides else "embedded"
-
-    @property
-    def wants_vllm(self) -> bool:
-        """It is one of the real engine."""
-        return "rollout.name=vllm" in self.overrides
 
     @contextmanager
     def inject(self) -> Iterator[None]:
@@ -121,6 +118,7 @@ def fault(
     reports: Sequence[str] = (),
     also: Sequence[str] = (),
     profile: str = "",
+    shows: int | None = None,
 ) -> Callable[[MakeSeams], MakeSeams]:
     """Register a function that returns ``{seam: replacement}`` as a fault; its docstring is the sentence.
 
@@ -128,8 +126,8 @@ def fault(
     """
 
     def register(seams: MakeSeams) -> MakeSeams:
-        acts = {"step": step, "onwards": onwards, "overrides": overrides, "also": tuple(also), "profile": profile}
-        _add(seams, code, stage, reports=reports, seams=seams, **acts)
+        acts = {"step": step, "onwards": onwards, "overrides": overrides, "also": tuple(also), "shows": shows}
+        _add(seams, code, stage, reports=reports, profile=profile, seams=seams, **acts)
         return seams
 
     return register
