@@ -135,7 +135,7 @@ class MegatronLayout:
         if min(self.world, *sizes.values()) < 1 or self.world % product:
             named = " x ".join(f"{name}={size}" for name, size in sizes.items())
             raise TopologyError(
-                f"world size {self.world} does not divide by {named}: choose sizes of 1 or more whose product divides it"
+                f"world size {self.world} does not divide by {named}: choose sizes whose product divides it"
             )
 
     @property
@@ -159,14 +159,17 @@ class MegatronLayout:
         return self.world // (self.expert_tp * self.ep * self.pp)
 
     def coord(self, rank: int) -> dict[str, int]:
-        """Place of a rank by dimension: that of a trace row, with ``ep`` as the experts have it."""
-        dense, sizes = {}, {"tp": self.tp, "cp": self.cp, "dp": self.process_groups_dp, "pp": self.pp}
-        rest = rank
-        for name, size in sizes.items():
-            rest, dense[name] = divmod(rest, size)
+        """Place of a rank by dimension, that of a trace row, with ``ep`` as the experts have it.
+
+        Under dynamic context parallel the ranks of DP share sequences out as those of CP do: ``dp`` is 0 everywhere,
+        and ``cp`` counts both.
+        """
+        place, rest = {}, rank
+        for name, size in {"tp": self.tp, "cp": self.cp, "dp": self.process_groups_dp, "pp": self.pp}.items():
+            rest, place[name] = divmod(rest, size)
         if self.dynamic_cp:
-            dense["dp"] = 0
-        return {**dense, "ep": rank // self.expert_tp % self.ep}
+            place |= {"cp": place["cp"] + self.cp * place["dp"], "dp": 0}
+        return {**place, "ep": rank // self.expert_tp % self.ep}
 
     def data_parallel_groups(self) -> list[list[int]]:
         """Ranks of each dense data-parallel process group: equal in every place but DP's; by their first rank."""
