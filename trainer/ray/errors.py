@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError, TaskCancelledError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError, TaskCancelledError
 
 from lineage.hooks import LineageError, UserError, first_line
 
 # The others of a group notice a death as a broken connection, and may say so before Ray says who died.
 _GRACE_SECONDS = 5.0
+# Ray's own guard of the machine's memory ends a process, and says so by an error of its own.
+_DIED = (RayActorError, OutOfMemoryError)
 
 
 class ClusterError(UserError):
@@ -71,7 +73,7 @@ def unwrap_error(error: BaseException, process: str, doing: str) -> BaseExceptio
         return cause if isinstance(cause, Exception) else RemoteError(f"{process}: {first_line(error)}")
     if isinstance(error, TaskCancelledError):
         return asyncio.CancelledError()
-    if isinstance(error, RayActorError):
+    if isinstance(error, _DIED):
         return ProcessDiedError(
             f"process {process} died in {doing}, and the run with it (out of memory? the system's log says). What was "
             "recorded is kept; where checkpoints are saved, go on with trainer.resume_mode"
@@ -85,7 +87,7 @@ def _dead(calls: Mapping[str, Any], doing: str) -> BaseException | None:
     for process, reference in calls.items():
         try:
             ray.get(reference, timeout=0)
-        except RayActorError as died:
+        except _DIED as died:
             return unwrap_error(died, process, doing)
         except Exception:
             continue
