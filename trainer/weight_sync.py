@@ -17,6 +17,7 @@ from torch import Tensor
 from lineage import hooks
 from lineage.hooks import Weights, traced
 from lineage.trainer.actor import ActorRolloutRefWorker
+from lineage.trainer.log_prob import score_tokens
 from lineage.trainer.models import vocab_size
 from lineage.trainer.protocol import nested_from_list
 from lineage.trainer.rollout.base import RolloutEngine
@@ -112,9 +113,16 @@ def _scored_probe(worker: ActorRolloutRefWorker, recording: bool) -> tuple[list[
         vocab_size(module), (min(PROBE_TOKENS, longest),), generator=torch.Generator().manual_seed(_PROBE_SEED)
     )
     ids = drawn.unsqueeze(0).to(worker.actor.device)
-    logits = module(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[0, :-1]
-    log_probs = logits.float().log_softmax(dim=-1).gather(-1, ids[0, 1:].unsqueeze(-1)).squeeze(-1)
-    return drawn.tolist(), log_probs.cpu()
+    scores = score_tokens(
+        module,
+        ids,
+        torch.ones_like(ids),
+        torch.arange(ids.shape[1], device=ids.device).unsqueeze(0),
+        temperature=1.0,
+        with_entropy=False,
+        sequence=worker.ranks.sequence,
+    )
+    return drawn.tolist(), scores.log_probs[0, :-1].cpu()
 
 
 def receive(replica: RolloutEngine, sent: Sent, global_steps: int, *, recording: bool) -> None:

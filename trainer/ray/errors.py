@@ -7,13 +7,22 @@ from collections.abc import Mapping
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError, RuntimeEnvSetupError, TaskCancelledError
+from ray.exceptions import (
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    RuntimeEnvSetupError,
+    TaskCancelledError,
+)
 
 from lineage.hooks import LineageError, UserError, first_line
 
 # The others of a group notice a death as a broken connection, and may say so before Ray says who died: seconds to wait
 # for that, by whether what was raised first looks like such a connection.
 _GRACE_SECONDS, _GRACE_SECONDS_OF_A_BROKEN_CONNECTION = 5.0, 30.0
+# Ray's own guard of the machine's memory ends a process, and says so by an error of its own.
+_DIED = (RayActorError, OutOfMemoryError)
 
 
 class ClusterError(UserError):
@@ -73,7 +82,7 @@ def unwrap_error(error: BaseException, process: str, doing: str) -> BaseExceptio
         return cause if isinstance(cause, Exception) else RemoteError(f"{process}: {first_line(error)}")
     if isinstance(error, TaskCancelledError):
         return asyncio.CancelledError()
-    if isinstance(error, RayActorError):
+    if isinstance(error, _DIED):
         return ProcessDiedError(
             f"process {process} died in {doing}, and the run with it (out of memory? the system's log says). What was "
             "recorded is kept; where checkpoints are saved, go on with trainer.resume_mode"
@@ -93,7 +102,7 @@ def _dead(calls: Mapping[str, Any], doing: str, first: BaseException) -> BaseExc
     for process, reference in calls.items():
         try:
             ray.get(reference, timeout=0)
-        except RayActorError as died:
+        except _DIED as died:
             return unwrap_error(died, process, doing)
         except Exception:
             continue

