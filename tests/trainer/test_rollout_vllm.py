@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lineage import hooks
-from lineage.hooks import traced
+from lineage.hooks import UserError, traced
 from lineage.trainer.models import find_model, load_model
 from lineage.trainer.rollout import vllm_worker
 from lineage.trainer.rollout.base import RolloutError, SamplingParams
@@ -301,3 +301,19 @@ def test_a_step_that_fails_is_everyones_error_and_the_next_request_is_served(rol
             ask(rollout, prompts(3, 20))
     assert not rollout.engine.has_unfinished_requests()
     assert ask(rollout, [[5]])[0].token_ids
+
+
+def test_a_zero_keeps_the_sign_it_was_sent_with(rollout, model):
+    """What a packed layer gives back for -0.0 is 0.0: the same number, and another fingerprint."""
+    name = next(name for name, _ in model.named_parameters() if name.endswith("o_proj.weight"))
+    with torch.no_grad():
+        dict(model.named_parameters())[name][0, 0] = -0.0
+    sync(rollout, model, 3)
+    assert torch.signbit(rollout.resident()[name][0, 0])
+
+
+def test_a_model_with_heads_too_small_is_one_line():
+    """vLLM would build the engine, and fail at the first request."""
+    folder = find_model("tiny").folder
+    with pytest.raises(UserError, match="heads of 16 are none of 32"):
+        VLLMRollout(folder, eos_token_ids=[3], max_model_len=64)

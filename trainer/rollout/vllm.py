@@ -106,10 +106,13 @@ class VLLMRollout:
             )
         except (ValueError, NotImplementedError, RuntimeError, AssertionError) as error:
             raise UserError(f"rollout.name=vllm does not serve the model in {folder}: {first_line(error)}") from error
+        if current_platform.is_cpu():
+            _check_heads(self.engine.model_config.get_head_size(), folder)
         self.eos_token_ids = list(eos_token_ids)
         self.max_model_len = max_model_len
         self.logprobs_mode = logprobs_mode
         self.tied = bool(self.engine.model_config.hf_text_config.tie_word_embeddings)
+        self._delivered: dict[str, Tensor] = {}
         self.version: int | None = None
         self.cache_epoch = 0
         self.asleep = True
@@ -184,12 +187,14 @@ class VLLMRollout:
         # a tied output layer has no tensor of its own to load into: what is sent for it would be the embedding's
         loaded = [item for item in sent if not (self.tied and item[0] == TIED)]
         self.engine.collective_rpc("lineage_load", args=(loaded,))
+        self._delivered = dict(sent)
         self.version = version
 
     def resident(self) -> dict[str, Tensor]:
         """The tensors the engine computes with, by the names of the checkpoint (see ``vllm_worker``)."""
         (tensors,) = self.engine.collective_rpc("lineage_resident")
-        return dict(tensors)
+        delivered, self._delivered = self._delivered, {}
+        return {name: _with_signs_of(delivered.get(name), tensor) for name, tensor in tensors.items()}
 
     def score(self, token_ids: Sequence[int]) -> Tensor:
         """Log-probs ``(len(token_ids) - 1,)`` of each token after the first, at temperature 1; asleep or not.
@@ -324,6 +329,26 @@ class VLLMRollout:
                 logprobs_mode=params.logprobs_mode,
             ),
         )
+
+
+def _check_heads(size: int, folder: Path) -> None:
+    """vLLM itself says so at the first request only."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    served = CPUAttentionBackend.get_supported_head_sizes()
+    if size not in served:
+        raise UserError(
+            f"rollout.name=vllm does not serve the model in {folder} on a CPU: its heads of {size} are none of "
+            f"{', '.join(map(str, served))}; take another model.path (tiny_tied), or rollout.name=hf"
+        )
+
+
+def _with_signs_of(delivered: Tensor | None, tensor: Tensor) -> Tensor:
+    """A tensor as it was delivered where it equals that: a packed zero comes out without its sign."""
+    if delivered is None:
+        return tensor
+    here = delivered.to(tensor)
+    return torch.where(here == tensor, here, tensor)
 
 
 def need_vllm() -> None:
