@@ -163,7 +163,7 @@ def test_keys_without_meaning_are_named_at_the_start(invoke):
     result = invoke(*SMALL, "rollout.tensor_model_parallel_size=2")
     assert result.exit_code == 0
     assert (
-        "ignored: actor_rollout_ref.rollout.tensor_model_parallel_size=2 has no meaning in mode=embedded"
+        "ignored: actor_rollout_ref.rollout.tensor_model_parallel_size=2 has no meaning with rollout.name=hf"
         in result.output.splitlines()
     )
 
