@@ -67,7 +67,7 @@ def mask_of_another_micro_batch() -> Seams:
     return {"lineage.trainer.training.TrainingWorker._backward": backward}
 
 
-@fault("TOK003", "rollout", *TOOLS, reports=["trl-server-stride-dedup-in-tool-loop"])
+@fault("TOK003", "rollout", *TOOLS, "actor_rollout_ref.rollout.n=8", reports=["trl-server-stride-dedup-in-tool-loop"])
 def prompts_by_stride() -> Seams:
     """The engine is sent every n-th prompt with n samples each: after a tool's turn the rows of a group are no longer
     alike, and a row gets the answer to another one's history."""

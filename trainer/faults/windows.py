@@ -86,7 +86,9 @@ def budget_of_a_turn() -> Seams:
     def generate(
         original: Any, loop: Any, prompt_ids: Sequence[int], params: SamplingParams, max_tokens: int | None = None
     ) -> Any:
-        return original(loop, prompt_ids, params, None)
+        later = max_tokens is not None and max_tokens < loop.context.response_length
+        # a later turn goes on to its end, so that it does use what it may on whichever machine the model was made
+        return original(loop, prompt_ids, replace(params, ignore_eos=later or params.ignore_eos), None)
 
     return {GENERATE: generate}
 
