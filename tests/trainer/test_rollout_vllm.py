@@ -308,7 +308,8 @@ def test_a_zero_keeps_the_sign_it_was_sent_with(rollout, model):
     name = next(name for name, _ in model.named_parameters() if name.endswith("o_proj.weight"))
     with torch.no_grad():
         dict(model.named_parameters())[name][0, 0] = -0.0
-    sync(rollout, model, 3)
+    rollout.sleep()
+    rollout.update_weights(model.state_dict().items(), 3)
     assert torch.signbit(rollout.resident()[name][0, 0])
 
 

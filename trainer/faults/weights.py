@@ -370,10 +370,10 @@ def engine_sleeps_before_its_sessions_end() -> Seams:
         trainer.on_sample_end()
         return await original(trainer)
 
-    def admit(original: Any, engine: HFRollout, *args: Any) -> None:
+    def admit(original: Any, *args: Any) -> None:
         return None
 
-    return {f"{TRAINER}._sample": sample, "lineage.trainer.rollout.hf.HFRollout._admit": admit}
+    return {f"{TRAINER}._sample": sample, "lineage.trainer.rollout.hf.admit": admit}
 
 
 def _forget(engine: HFRollout) -> None:

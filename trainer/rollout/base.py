@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from lineage.hooks import LineageError
+from lineage.hooks import LineageError, Sampling
 
 
 class RolloutError(LineageError):
@@ -48,6 +48,18 @@ class SamplingParams:
         """True when some tokens cannot be drawn."""
         return self.greedy or self.top_k > 0 or self.top_p < 1.0
 
+    @property
+    def recorded(self) -> Sampling:
+        """As a trace row has it."""
+        return Sampling(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            do_sample=not self.greedy,
+            seed=self.seed,
+            logprobs_mode=self.logprobs_mode,
+        )
+
 
 @dataclass(frozen=True)
 class TokenOutput:
@@ -73,6 +85,7 @@ class RolloutEngine(Protocol):
 
     version: int | None
     cache_epoch: int
+    asleep: bool
 
     async def generate(
         self, request_id: str, *, prompt_ids: Sequence[int], sampling_params: SamplingParams, max_tokens: int, seed: int
@@ -107,3 +120,19 @@ class RolloutEngine(Protocol):
     def close(self) -> None:
         """End the engine; nothing is asked of it after."""
         ...
+
+
+def admit(engine: RolloutEngine, request_id: str, prompt_ids: Sequence[int], max_tokens: int) -> None:
+    """Refuse what no engine serves.
+
+    Raises:
+        RolloutError: the engine sleeps, has no weights yet, or the request is empty.
+    """
+    if engine.asleep:
+        raise RolloutError(f"request {request_id}: the rollout sleeps; it serves after the next weight sync")
+    if engine.version is None:
+        raise RolloutError(f"request {request_id}: the rollout has no weights yet; sync them first")
+    if not prompt_ids or max_tokens < 1:
+        raise RolloutError(
+            f"request {request_id}: {len(prompt_ids)} prompt tokens and room for {max_tokens}: nothing to generate"
+        )

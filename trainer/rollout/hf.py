@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from lineage import hooks
-from lineage.hooks import Sampling, Weights
+from lineage.hooks import Weights
 from lineage.trainer.protocol import nested_from_list
-from lineage.trainer.rollout.base import RolloutError, SamplingParams, TokenOutput
+from lineage.trainer.rollout.base import RolloutError, SamplingParams, TokenOutput, admit
 from lineage.trainer.rollout.sampling import Drawn, decode
 
 
@@ -59,7 +59,7 @@ class HFRollout:
         Raises:
             RolloutError: the engine sleeps, has no weights yet, or the request is empty.
         """
-        self._admit(request_id, prompt_ids, max_tokens)
+        admit(self, request_id, prompt_ids, max_tokens)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[TokenOutput] = loop.create_future()
         if not self._waiting:
@@ -114,16 +114,6 @@ class HFRollout:
     def close(self) -> None:
         """The module goes with the process."""
 
-    def _admit(self, request_id: str, prompt_ids: Sequence[int], max_tokens: int) -> None:
-        if self.asleep:
-            raise RolloutError(f"request {request_id}: the rollout sleeps; it serves after the next weight sync")
-        if self.version is None:
-            raise RolloutError(f"request {request_id}: the rollout has no weights yet; sync them first")
-        if not prompt_ids or max_tokens < 1:
-            raise RolloutError(
-                f"request {request_id}: {len(prompt_ids)} prompt tokens and room for {max_tokens}: nothing to generate"
-            )
-
     def _flush(self) -> None:
         """Generate everything somebody awaits: one batch for each way of sampling, in order of arrival."""
         waiting, self._waiting = self._waiting, []
@@ -168,7 +158,7 @@ class HFRollout:
     ) -> None:
         if not hooks.recorder().enabled:
             return
-        assert self.version is not None  # _admit refused the request otherwise
+        assert self.version is not None  # `admit` refused the request otherwise
         watched = {"likelier": drawn.likelier, "likelier_mass": drawn.likelier_mass if params.top_p < 1.0 else None}
         hooks.current().generate(
             {
@@ -188,12 +178,5 @@ class HFRollout:
                 "generated": [output.generated for output in outputs],
             },
             weights=Weights(self.version, "engine", cache_epoch=self.cache_epoch, training=self.module.training),
-            sampling=Sampling(
-                temperature=params.temperature,
-                top_p=params.top_p,
-                top_k=params.top_k,
-                do_sample=not params.greedy,
-                seed=params.seed,
-                logprobs_mode=params.logprobs_mode,
-            ),
+            sampling=params.recorded,
         )

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from lineage import hooks
-from lineage.hooks import Sampling, UserError, Weights, first_line
+from lineage.hooks import UserError, Weights, first_line
 from lineage.trainer.protocol import nested_from_list
-from lineage.trainer.rollout.base import RolloutError, SamplingParams, TokenOutput
+from lineage.trainer.rollout.base import RolloutError, SamplingParams, TokenOutput, admit
 from lineage.trainer.rollout.vllm_worker import EXTENSION, TIED, names_that_do_not_fit
 
 INSTALL = (
@@ -159,6 +159,7 @@ class VLLMRollout:
     def wake_up(self) -> None:
         """Take requests again."""
         self._take_memory()
+        self._delivered = {}  # nobody asks any more what arrived: a whole model is not to be kept
         self.asleep = False
 
     def reset_cache(self) -> None:
@@ -193,8 +194,7 @@ class VLLMRollout:
     def resident(self) -> dict[str, Tensor]:
         """The tensors the engine computes with, by the names of the checkpoint (see ``vllm_worker``)."""
         (tensors,) = self.engine.collective_rpc("lineage_resident")
-        delivered, self._delivered = self._delivered, {}
-        return {name: _with_signs_of(delivered.get(name), tensor) for name, tensor in tensors.items()}
+        return {name: _with_signs_of(self._delivered.get(name), tensor) for name, tensor in tensors.items()}
 
     def score(self, token_ids: Sequence[int]) -> Tensor:
         """Log-probs ``(len(token_ids) - 1,)`` of each token after the first, at temperature 1; asleep or not.
@@ -224,14 +224,7 @@ class VLLMRollout:
             self.engine.wake_up()
 
     def _admit(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, max_tokens: int) -> None:
-        if self.asleep:
-            raise RolloutError(f"request {request_id}: the rollout sleeps; it serves after the next weight sync")
-        if self.version is None:
-            raise RolloutError(f"request {request_id}: the rollout has no weights yet; sync them first")
-        if not prompt_ids or max_tokens < 1:
-            raise RolloutError(
-                f"request {request_id}: {len(prompt_ids)} prompt tokens and room for {max_tokens}: nothing to generate"
-            )
+        admit(self, request_id, prompt_ids, max_tokens)
         if len(prompt_ids) >= self.max_model_len:
             raise RolloutError(
                 f"request {request_id}: {len(prompt_ids)} prompt tokens leave no room: the rollout was built for "
@@ -320,14 +313,7 @@ class VLLMRollout:
                 "generated": [len(each.token_ids) for each in drawn],
             },
             weights=Weights(self.version, "engine", cache_epoch=self.cache_epoch, training=False),
-            sampling=Sampling(
-                temperature=params.temperature,
-                top_p=params.top_p,
-                top_k=params.top_k,
-                do_sample=not params.greedy,
-                seed=params.seed,
-                logprobs_mode=params.logprobs_mode,
-            ),
+            sampling=params.recorded,
         )
 
 
